@@ -1,0 +1,1 @@
+//! What real vLLM speaks besides the OpenAI API.
