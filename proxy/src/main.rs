@@ -1,1 +1,3 @@
+//! The `forebay-proxy` command.
+
 fn main() {}

@@ -1,0 +1,83 @@
+//! The effective configuration in the shape of the file. What it shows can be read back.
+
+use super::{Config, EndpointConfig, ModelConfig, ZmqAddress, read, units};
+use serde_json::{Map, Value, json};
+
+pub(super) fn config(c: &Config) -> Value {
+    let p = &c.policy;
+    let l = &c.limits;
+    let routing = read::ROUTING
+        .iter()
+        .find(|(_, r)| *r == p.spec.routing)
+        .map(|(name, _)| *name);
+    let mut limits = json!({
+        "peekCap": l.peek_cap,
+        "hardCap": l.hard_cap,
+        "memoryBudget": l.memory_budget,
+        "indexMemory": l.index_memory,
+        "headerTimeout": units::show(l.header_timeout),
+        "headerBytes": l.header_bytes,
+        "drain": units::show(l.drain),
+        "lameDuck": units::show(l.lame_duck),
+    });
+    if let Some(n) = l.max_connections {
+        limits["maxConnections"] = n.into();
+    }
+    let mut out = json!({
+        "listen": c.listen.to_string(),
+        "admin": c.admin.to_string(),
+        "adminOpen": c.admin_open,
+        "models": c.models.iter().map(model).collect::<Vec<_>>(),
+        "endpoints": c.endpoints.iter().map(endpoint).collect::<Vec<_>>(),
+        "policy": {
+            "routing": routing,
+            "lambda": p.spec.lambda,
+            "noEndpointWait": units::show(p.spec.no_endpoint_wait),
+            "firstTokenTimeout": units::show(p.first_token_timeout),
+            "idleTimeout": units::show(p.idle_timeout),
+            "connectTimeout": units::show(p.connect_timeout),
+            "headAfter": units::show(p.head_after),
+            "retries": p.retries,
+            "exposeEndpoint": p.expose_endpoint,
+        },
+        "limits": limits,
+    });
+    if let Some(seed) = c.seed {
+        out["seed"] = seed.into();
+    }
+    out
+}
+
+fn model(m: &ModelConfig) -> Value {
+    let mut out = Map::new();
+    out.insert("name".into(), json!(m.name));
+    if !m.aliases.is_empty() {
+        out.insert("aliases".into(), json!(m.aliases));
+    }
+    if let Some(dir) = &m.tokenizer {
+        out.insert("tokenizer".into(), json!(dir));
+    }
+    Value::Object(out)
+}
+
+fn endpoint(e: &EndpointConfig) -> Value {
+    let mut out = Map::new();
+    out.insert("url".into(), json!(format!("http://{}", e.address)));
+    if let Some(model) = &e.model {
+        out.insert("model".into(), json!(model));
+    }
+    out.insert("kvEvents".into(), json!(zmq(&e.kv_events)));
+    out.insert("replay".into(), json!(zmq(&e.replay)));
+    if let Some(gpu) = &e.gpu {
+        out.insert("gpu".into(), json!(gpu));
+    }
+    Value::Object(out)
+}
+
+fn zmq(z: &ZmqAddress) -> &str {
+    match z {
+        ZmqAddress::Auto => "auto",
+        ZmqAddress::None => "none",
+        ZmqAddress::Tcp(address) => address,
+    }
+}

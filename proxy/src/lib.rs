@@ -1,0 +1,3 @@
+//! The data plane of Forebay: an inference-aware gateway.
+
+pub mod config;
