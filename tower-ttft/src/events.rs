@@ -44,9 +44,10 @@ pub struct BlockStored {
     pub hashes: Vec<BlockHash>,
     /// The block before the first one; none at position 0.
     pub parent: Option<BlockHash>,
-    /// The tokens of all the blocks, `hashes.len() × block_size` of them.
+    /// The tokens of all the blocks, `hashes.len() × block_size` of them; none in a placeholder.
     pub tokens: Vec<u32>,
-    /// Tokens in a block.
+    /// Tokens in a block. 0 marks a placeholder, as offload connectors send them: blocks known by their ids from
+    /// before now have a copy in this medium too.
     pub block_size: u32,
     /// The adapter that the blocks belong to.
     pub lora_name: Option<Arc<str>>,
