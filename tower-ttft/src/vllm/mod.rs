@@ -1,11 +1,19 @@
 //! What real vLLM speaks besides the OpenAI API.
 
 mod decode;
+mod discover;
 mod frames;
 mod msgpack;
+mod progress;
+mod source;
+mod status;
+mod subscribe;
 #[cfg(test)]
 mod testing;
 mod zmtp;
 
 pub use self::decode::{DecodeError, Decoded, decode};
+pub use self::discover::Model;
 pub use self::msgpack::MsgpackError;
+pub use self::source::{ParseSourceError, Source, TcpAddress};
+pub use self::status::{EngineState, EngineStatus, EventCounts, EventsState, EventsStatus};
