@@ -1,3 +1,4 @@
 //! The data plane of Forebay: an inference-aware gateway.
 
 pub mod config;
+pub mod server;
