@@ -379,6 +379,7 @@ fn policy(d: &mut Decoder, at: &At<'_>) -> PolicyConfig {
             routing: d.choice(f.get("routing"), p.spec.routing, ROUTING),
             lambda: d.number(f.get("lambda"), p.spec.lambda),
             no_endpoint_wait: d.duration(f.get("noEndpointWait"), p.spec.no_endpoint_wait),
+            ..p.spec
         },
         first_token_timeout: positive(d, f.get("firstTokenTimeout"), p.first_token_timeout),
         idle_timeout: positive(d, f.get("idleTimeout"), p.idle_timeout),
