@@ -1,16 +1,47 @@
 //! From a request to tokens and prefix keys.
+//!
+//! An [`Encoder`] serves one base model. It takes token ids from the request itself where it has some, else from the
+//! local tokenizer and template (feature `tokenizer`), else from an engine ([`RemoteTokenizer`]),
+//! and else lets bytes stand for tokens. It never fails a request: every fallback is counted by its reason in
+//! `forebay_prompt_source_total` and visible in [`Prompt::source`]. [`EncodeLayer`] puts it on the path of requests.
+
+mod approximate;
+mod breaker;
+mod encoder;
+mod json;
+mod layer;
+mod metrics;
+mod model;
+mod offload;
+mod read;
+mod remote;
+mod verify;
+
+pub use self::{
+    encoder::{Adapter, Encoder, EncoderParams},
+    layer::{EncodeLayer, EncodeService},
+    metrics::PromptFamilies,
+    model::{LocalModel, Media, Rendered, Text},
+    offload::{BlockingPool, Full, InPlace, Job, Offload},
+    remote::{RemoteError, RemotePrompt, RemoteTokenizer},
+    verify::Verdict,
+};
+
 use crate::{chain::Chain, peek::InferenceRequest};
 use futures::future::BoxFuture;
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 /// A prompt as routing sees it. An extension of the request.
-#[derive(Clone, Debug)]
+///
+/// Its `Debug` output says how long things are and never what they are: prompts must not reach logs.
+#[derive(Clone)]
 pub struct Prompt {
-    /// Prefix keys as far as the prompt is known (up to the first media part).
+    /// Prefix keys as far as the prompt is known (up to the first media part). Of several prompts in one request: the
+    /// keys of the first.
     pub chain: Chain,
     /// Prompt tokens, exact or estimated (see `source`). For several prompts in one request: their sum.
     pub tokens: u32,
-    /// The ids where they are known exactly, for tests and audits.
+    /// The ids of the first prompt where they are known exactly, for tests and audits.
     pub ids: Option<Arc<[u32]>>,
     /// Bytes of text in the prompt, for the engine's frontend cost.
     pub bytes: u32,
@@ -58,4 +89,28 @@ pub enum Reason {
 pub trait Encode: Send + Sync + 'static {
     /// The prompt of a request.
     fn encode<'a>(&'a self, req: &'a InferenceRequest) -> BoxFuture<'a, Prompt>;
+}
+
+// === impl Prompt ===
+
+impl fmt::Debug for Prompt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prompt")
+            .field("kind", &self.chain.kind())
+            .field("atoms", &self.chain.keys().len())
+            .field("tokens", &self.tokens)
+            .field("ids", &self.ids.as_ref().map(|ids| ids.len()))
+            .field("bytes", &self.bytes)
+            .field("source", &self.source)
+            .finish()
+    }
+}
+
+// === impl Source ===
+
+impl Source {
+    /// Whether the tokens are the engine's own, as far as we can know.
+    pub fn is_exact(&self) -> bool {
+        !matches!(self, Self::Approximate(_))
+    }
 }
