@@ -1,0 +1,10 @@
+//! How a pool chooses.
+
+pub mod duration;
+mod kinds;
+mod spec;
+
+pub use self::{
+    kinds::{Contender, Policy, Sample, choose, policy},
+    spec::{PolicySpec, Routing, SpecError},
+};

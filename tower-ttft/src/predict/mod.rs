@@ -1,0 +1,73 @@
+//! Predicted time to first token.
+//!
+//! ```text
+//! ttft = frontend·bytes + base + (ahead + shape(u, c))·c₀·gain·(1 + κ_d·running) + wait for a slot
+//! shape(u, c) = u + κ·u·(c + u/2)            tokens: linear work plus attention over what lies before
+//! ```
+//!
+//! The shape is physics and has no constant of any one machine: `c₀` is a neutral number of seconds per token, and **one
+//! gain per endpoint** is learned on top of it, in the log domain, with a step from 1/n down to 0.04. A freer
+//! regression has the smaller error and the worse ranking, because routing starves it of data. What all endpoints of
+//! a model share is learned in common and slowly: the frontend's rate (engines tokenize again: 0.01 to 2 µs a byte), `κ`
+//! and `κ_d`. Each endpoint has a `base` of its own (half a step, network, fixed costs).
+//!
+//! A sample trains only what it can tell: requests that compute a lot train the gain, those that compute little train
+//! base and frontend. An endpoint that has no samples borrows: from peers with the same GPU label, from the prefill time
+//! that the engine itself reports, from the rest of the pool, in this order.
+//!
+//! The predictor says how wrong it has been, per regime, and whether to trust it. It has no clock and no randomness of
+//! its own.
+
+mod accuracy;
+mod gain;
+mod model;
+#[cfg(test)]
+mod tests;
+
+pub use self::{
+    accuracy::{Cached, Regime, RegimeError},
+    model::{Inputs, Slot, TtftModel},
+};
+use std::time::Duration;
+
+/// A prediction and what it is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Prediction {
+    /// Time to first token.
+    pub ttft: Duration,
+    /// What this request's own prefill costs.
+    pub own: Duration,
+    /// The parts of `ttft`, seconds.
+    pub terms: Terms,
+    /// The predictor's own relative error in this regime (median of |log(actual/predicted)|).
+    pub error: f64,
+    /// Whether the predictor trusts itself here.
+    pub trusted: bool,
+    /// Half of the answers come by then, judged by how this regime's predictions went.
+    pub p50: Duration,
+    /// Nine of ten come by then.
+    pub p90: Duration,
+}
+
+/// The parts of a predicted TTFT, seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct Terms {
+    /// The engine's frontend (its own tokenizing), from the prompt's bytes.
+    pub frontend: f64,
+    /// Half a step, network, fixed costs.
+    pub base: f64,
+    /// Prefill work ahead.
+    pub backlog: f64,
+    /// This request's own prefill.
+    pub prefill: f64,
+    /// Waiting for a KV or sequence slot.
+    pub slot: f64,
+    /// Factor from running decodes (1 is idle).
+    pub slowdown: f64,
+}
+
+/// Seconds from a number that may be anything: never negative, never more than a day, a day if it is not a number.
+fn seconds(s: f64) -> Duration {
+    const DAY: f64 = 86_400.0;
+    Duration::from_secs_f64(if s.is_nan() { DAY } else { s.clamp(0.0, DAY) })
+}

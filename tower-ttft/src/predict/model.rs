@@ -1,0 +1,404 @@
+use super::{
+    Prediction, Terms,
+    accuracy::{Accuracy, Regime, RegimeError},
+    gain::{Gain, MAX_LOG},
+    seconds,
+};
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Seconds per token that no machine is far from on a log scale: a small CPU model takes four times as long, a large GPU
+/// a fifth.
+const NEUTRAL: f64 = 1e-4;
+/// Requests that compute at least this many tokens train the gain.
+const CLEAN: u32 = 512;
+/// The frontend's rate is learned in seconds for this many bytes.
+const FRONTEND_BYTES: f64 = 65_536.0;
+/// Below this no engine answers; an answer from its own cache would look like it.
+const BASE0: f64 = 0.01;
+/// 1 µs a byte: the geometric middle of a slow tokenizer and none would be lower, but too low is the costlier error.
+const FRONTEND0: f64 = 1e-6 * FRONTEND_BYTES;
+/// Attention relative to the linear work, per token of context.
+const ATTENTION: Shared = Shared::new(3e-5, 1e-6, 3e-3);
+/// Slowdown per running decode.
+const DECODES: Shared = Shared::new(0.01, 1e-4, 0.2);
+
+/// Predicts and learns, for all endpoints of one model.
+#[derive(Clone, Debug)]
+pub struct TtftModel {
+    endpoints: Vec<Option<EndpointModel>>,
+    /// Seconds for [`FRONTEND_BYTES`].
+    frontend: f64,
+    frontend_samples: u64,
+    attention: Shared,
+    decodes: Shared,
+    accuracy: Accuracy,
+}
+
+/// An endpoint's place in the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(usize);
+
+/// What a prediction rests on.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Inputs {
+    /// Prompt tokens.
+    pub tokens: u32,
+    /// Of these, held.
+    pub cached: u32,
+    /// Bytes of prompt text.
+    pub bytes: u32,
+    /// Our work ahead, in [`TtftModel::shape`]'s unit.
+    pub ahead: f64,
+    /// Others' work ahead, as far as reported, in the same unit.
+    pub others: f64,
+    /// Running decodes.
+    pub running: f64,
+    /// Wait for a KV or sequence slot, seconds.
+    pub slot: f64,
+}
+
+#[derive(Clone, Debug)]
+struct EndpointModel {
+    gpu: Option<Arc<str>>,
+    gain: Gain,
+    /// The log gain that the engine's own prefill time suggests.
+    engine: Option<f64>,
+    base: f64,
+    base_samples: u64,
+}
+
+/// A positive number that all endpoints share: learned slowly, by whether residuals grow with how much it matters.
+#[derive(Clone, Copy, Debug)]
+struct Shared {
+    value: f64,
+    min: f64,
+    max: f64,
+    /// Mean of how much it mattered in samples so far; differences from it are what can be told apart from the gain.
+    mean: f64,
+    samples: f64,
+}
+
+/// The parts of a prediction, before they are durations.
+struct Parts {
+    terms: Terms,
+    ttft: f64,
+    own: f64,
+    log_gain: f64,
+    borrowed: bool,
+}
+
+// === impl TtftModel ===
+
+impl Default for TtftModel {
+    fn default() -> Self {
+        Self {
+            endpoints: Vec::new(),
+            frontend: FRONTEND0,
+            frontend_samples: 0,
+            attention: ATTENTION,
+            decodes: DECODES,
+            accuracy: Accuracy::default(),
+        }
+    }
+}
+
+impl TtftModel {
+    /// A place for an endpoint. Those with the same GPU label lend each other their gain.
+    pub fn add(&mut self, gpu: Option<Arc<str>>) -> Slot {
+        let endpoint = EndpointModel {
+            gpu,
+            gain: Gain::default(),
+            engine: None,
+            base: BASE0,
+            base_samples: 0,
+        };
+        match self.endpoints.iter_mut().position(|e| e.is_none()) {
+            Some(free) => {
+                if let Some(place) = self.endpoints.get_mut(free) {
+                    *place = Some(endpoint);
+                }
+                Slot(free)
+            }
+            None => {
+                self.endpoints.push(Some(endpoint));
+                Slot(self.endpoints.len() - 1)
+            }
+        }
+    }
+
+    /// Forgets an endpoint.
+    pub fn remove(&mut self, slot: Slot) {
+        if let Some(place) = self.endpoints.get_mut(slot.0) {
+            *place = None;
+        }
+    }
+
+    /// Corrects an endpoint's GPU label.
+    pub fn set_gpu(&mut self, slot: Slot, gpu: Option<Arc<str>>) {
+        if let Some(e) = self.get_mut(slot) {
+            e.gpu = gpu;
+        }
+    }
+
+    /// The work of computing `uncached` tokens behind `cached` ones, in tokens.
+    pub fn shape(&self, uncached: u32, cached: u32) -> f64 {
+        let (u, c) = (f64::from(uncached), f64::from(cached));
+        u + self.attention.value * u * (c + u / 2.0)
+    }
+
+    /// Samples that an endpoint has trained its gain with.
+    pub fn samples(&self, slot: Slot) -> u64 {
+        self.get(slot).map_or(0, |e| e.gain.samples())
+    }
+
+    /// Seconds per token that an endpoint is thought to take, idle and without context.
+    pub fn seconds_per_token(&self, slot: Slot, now: Instant) -> f64 {
+        NEUTRAL * self.log_gain(slot, now).0.exp()
+    }
+
+    /// Changes of an endpoint's speed that were detected.
+    pub fn changes(&self, slot: Slot) -> u64 {
+        self.get(slot).map_or(0, |e| e.gain.changes())
+    }
+
+    /// How predictions went, per regime.
+    pub fn accuracy(&self) -> Vec<RegimeError> {
+        self.accuracy.report()
+    }
+
+    /// Takes what an engine says of its own prefill: so many tokens computed in so many seconds. Requests that share steps
+    /// overlap, so this is an upper bound, good for a start.
+    pub fn engine_prefill(&mut self, slot: Slot, seconds: f64, tokens: u64) {
+        let log = (seconds / tokens as f64 / NEUTRAL).ln();
+        if tokens >= u64::from(CLEAN)
+            && log.is_finite()
+            && let Some(e) = self.get_mut(slot)
+        {
+            let log = log.clamp(-MAX_LOG, MAX_LOG);
+            e.engine = Some(e.engine.map_or(log, |old| old + 0.3 * (log - old)));
+        }
+    }
+
+    /// The prediction for an endpoint.
+    pub fn predict(&self, slot: Slot, inputs: &Inputs, now: Instant) -> Prediction {
+        let parts = self.parts(slot, inputs, now);
+        let regime = Self::regime(inputs, &parts.terms, parts.ttft);
+        let (p50, p90) = self.accuracy.spread(regime);
+        Prediction {
+            ttft: seconds(parts.ttft),
+            own: seconds(parts.own),
+            terms: parts.terms,
+            error: self.accuracy.error(regime),
+            trusted: parts.ttft.is_finite() && self.accuracy.trusted(regime),
+            p50: seconds(parts.ttft * p50),
+            p90: seconds(parts.ttft * p90),
+        }
+    }
+
+    /// The regime of a prediction.
+    pub fn regime_of(inputs: &Inputs, prediction: &Prediction) -> Regime {
+        Self::regime(inputs, &prediction.terms, prediction.ttft.as_secs_f64())
+    }
+
+    /// Takes what came of a prediction: the TTFT of a streamed answer, from when the request was on the wire.
+    pub fn learn(
+        &mut self,
+        slot: Slot,
+        inputs: &Inputs,
+        predicted: &Prediction,
+        actual: f64,
+        now: Instant,
+    ) {
+        if !(actual.is_finite() && actual > 0.0 && inputs.sane()) || self.get(slot).is_none() {
+            return;
+        }
+        let regime = Self::regime_of(inputs, predicted);
+        self.accuracy
+            .record(regime, predicted.ttft.as_secs_f64(), actual);
+
+        let parts = self.parts(slot, inputs, now);
+        let uncached = inputs.tokens.saturating_sub(inputs.cached);
+        let own = self.shape(uncached, inputs.cached);
+        let work = own + inputs.ahead + inputs.others;
+        let fixed = parts.terms.frontend + parts.terms.base + parts.terms.slot;
+        if uncached >= CLEAN || (parts.terms.backlog > 0.5 * parts.ttft && inputs.others == 0.0) {
+            let per_token = NEUTRAL * parts.log_gain.exp() * parts.terms.slowdown;
+            let spent = (actual - fixed).max(0.1 * actual);
+            let residual = (spent / (work * per_token)).ln();
+            // Own prefill is known exactly, what is ahead less so, and what base and frontend take is not prefill.
+            let weight =
+                (own / work).clamp(0.1, 1.0) * (work * per_token / parts.ttft).clamp(0.1, 1.0);
+            if let Some(e) = self.get_mut(slot) {
+                e.gain
+                    .learn(residual, weight, parts.log_gain, parts.borrowed, now);
+            }
+            if own > 0.5 * work && !parts.borrowed {
+                self.learn_shared(inputs, residual);
+            }
+        } else if parts.terms.backlog < 0.25 * parts.ttft {
+            self.learn_fixed(slot, inputs, actual - parts.ttft, actual);
+        }
+    }
+
+    /// Small requests tell what does not depend on computed tokens: a normalised gradient step over (1, bytes) splits
+    /// the error between base and frontend.
+    fn learn_fixed(&mut self, slot: Slot, inputs: &Inputs, error: f64, actual: f64) {
+        let x = f64::from(inputs.bytes) / FRONTEND_BYTES;
+        let frontend_samples = self.frontend_samples;
+        let Some(e) = self.get_mut(slot) else {
+            return;
+        };
+        let share = 1.0 / (1.0 + x * x);
+        // One slow answer must not teach a lot once something is known.
+        let error = if e.base_samples >= 3 {
+            error.min(0.5 * actual).min(e.base.max(BASE0) * 2.0)
+        } else {
+            error
+        };
+        let step = (1.0 / (e.base_samples as f64 + 1.0)).max(0.1);
+        e.base = (e.base + step * error * share).clamp(0.0, 10.0);
+        e.base_samples += 1;
+        if x > 0.02 {
+            let step = (1.0 / (frontend_samples as f64 + 1.0)).max(0.1);
+            // Up to 20 µs a byte: slower tokenizers were never seen.
+            self.frontend =
+                (self.frontend + step * error * x * share).clamp(0.0, 2e-5 * FRONTEND_BYTES);
+            self.frontend_samples += 1;
+        }
+    }
+
+    /// Residuals that grow with the share of attention, or of running decodes, say that it is priced too low.
+    fn learn_shared(&mut self, inputs: &Inputs, residual: f64) {
+        let uncached = f64::from(inputs.tokens.saturating_sub(inputs.cached));
+        let context = f64::from(inputs.cached) + uncached / 2.0;
+        let residual = residual.clamp(-1.0, 1.0);
+        let a = self.attention.value * context;
+        self.attention.learn(residual, a / (1.0 + a));
+        let d = self.decodes.value * inputs.running;
+        self.decodes.learn(residual, d / (1.0 + d));
+    }
+
+    fn parts(&self, slot: Slot, inputs: &Inputs, now: Instant) -> Parts {
+        let (log_gain, borrowed) = self.log_gain(slot, now);
+        let base = self.base(slot);
+        let uncached = inputs.tokens.saturating_sub(inputs.cached);
+        let per_token = NEUTRAL * log_gain.exp();
+        let slowdown = 1.0 + self.decodes.value * inputs.running.max(0.0);
+        let terms = Terms {
+            frontend: self.frontend * f64::from(inputs.bytes) / FRONTEND_BYTES,
+            base,
+            backlog: (inputs.ahead + inputs.others) * per_token * slowdown,
+            prefill: self.shape(uncached, inputs.cached) * per_token * slowdown,
+            slot: inputs.slot,
+            slowdown,
+        };
+        Parts {
+            ttft: terms.frontend + terms.base + terms.backlog + terms.prefill + terms.slot,
+            own: terms.prefill,
+            terms,
+            log_gain,
+            borrowed,
+        }
+    }
+
+    /// An endpoint's own base, or the mean of the others' before its first sample.
+    fn base(&self, slot: Slot) -> f64 {
+        match self.get(slot) {
+            Some(e) if e.base_samples > 0 => e.base,
+            _ => mean(
+                self.endpoints
+                    .iter()
+                    .flatten()
+                    .filter(|e| e.base_samples > 0)
+                    .map(|e| e.base),
+            )
+            .unwrap_or(BASE0),
+        }
+    }
+
+    /// The log gain in use, and whether it, or what it began with, is borrowed.
+    fn log_gain(&self, slot: Slot, now: Instant) -> (f64, bool) {
+        let Some(e) = self.get(slot) else {
+            return (0.0, false);
+        };
+        let known = |same: bool| {
+            mean(
+                self.endpoints
+                    .iter()
+                    .enumerate()
+                    .filter(|(i, _)| *i != slot.0)
+                    .filter_map(|(_, e)| e.as_ref())
+                    .filter(|p| !same || p.gpu == e.gpu)
+                    .filter_map(|p| p.gain.own()),
+            )
+        };
+        let peers = e.gpu.as_ref().and_then(|_| known(true));
+        if e.gain.samples() > 0 {
+            return (e.gain.log(0.0, peers, now), false);
+        }
+        match peers.or(e.engine).or_else(|| known(false)) {
+            Some(log) => (log, true),
+            None => (0.0, false),
+        }
+    }
+
+    fn regime(inputs: &Inputs, terms: &Terms, ttft: f64) -> Regime {
+        let share = if ttft > 0.0 {
+            (terms.backlog + terms.slot) / ttft
+        } else {
+            0.0
+        };
+        Regime::of(inputs.tokens, inputs.cached, share)
+    }
+
+    fn get(&self, slot: Slot) -> Option<&EndpointModel> {
+        self.endpoints.get(slot.0)?.as_ref()
+    }
+
+    fn get_mut(&mut self, slot: Slot) -> Option<&mut EndpointModel> {
+        self.endpoints.get_mut(slot.0)?.as_mut()
+    }
+}
+
+// === impl Inputs ===
+
+impl Inputs {
+    /// Whether these can come from a real endpoint; nothing is learned from others.
+    fn sane(&self) -> bool {
+        [self.ahead, self.others, self.running, self.slot]
+            .iter()
+            .all(|x| (0.0..1e15).contains(x))
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    const fn new(value: f64, min: f64, max: f64) -> Self {
+        Self {
+            value,
+            min,
+            max,
+            mean: 0.0,
+            samples: 0.0,
+        }
+    }
+
+    /// `matter` is d log(prefill) / d log(value), 0 to 1.
+    fn learn(&mut self, residual: f64, matter: f64) {
+        self.samples += 1.0;
+        let centred = matter - self.mean;
+        self.mean += centred * (1.0 / self.samples).max(0.02);
+        // The first samples teach the gains.
+        if self.samples > 8.0 {
+            let log = (0.5 * residual * centred).clamp(-0.1, 0.1);
+            self.value = (self.value * log.exp()).clamp(self.min, self.max);
+        }
+    }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (sum, n) = values.fold((0.0, 0u32), |(sum, n), v| (sum + v, n + 1));
+    (n > 0).then(|| sum / f64::from(n))
+}
