@@ -1,4 +1,21 @@
 //! Watches an answer for its first token, its usage and its end.
+//!
+//! [`ObserveBody`] passes every frame on as it came, at once, and tells an [`Observer`] what it saw. Streams of
+//! server-sent events are framed by [`SseFramer`] and read by [`classify_event`]; after the first token an event is read
+//! only if it holds a word that matters. Other JSON is watched for its outermost `usage` and `error` in constant memory.
+
+mod body;
+mod classify;
+mod sse;
+mod usage;
+mod watch;
+
+pub use self::{
+    body::ObserveBody,
+    classify::{Classified, EngineError, EventKind, classify_event, classify_json},
+    sse::{Framed, SseEvent, SseFramer},
+    usage::UsageParts,
+};
 use tokio::time::Instant;
 
 /// What is told about an answer, in this order. Dropping the observer without [`Observer::end`] means that the client left.
@@ -16,7 +33,7 @@ pub trait Observer {
 /// `usage` of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Prompt tokens.
+    /// Prompt tokens, cached ones included.
     pub prompt_tokens: u32,
     /// Tokens generated.
     pub completion_tokens: u32,

@@ -19,7 +19,7 @@ mod text;
 mod value;
 
 pub use self::{
-    scan::{Field, Malformed, fields},
+    scan::{Field, Malformed, fields, items, member},
     text::{LoneSurrogate, unescape},
     value::{MAX_VALUE_DEPTH, Unrepresentable, to_value},
 };

@@ -71,6 +71,44 @@ pub fn fields(body: &[u8]) -> Result<Vec<Field<'_>>, Malformed> {
     fields.ok_or(Malformed::NotAnObject)
 }
 
+/// The items of the array `raw`, without white space around them. At most [`MAX_FIELDS`] are allowed.
+pub fn items(raw: &[u8]) -> Result<Vec<&[u8]>, Malformed> {
+    text::check_encoding(raw)?;
+    let mut scan = Scanner { bytes: raw, at: 0 };
+    scan.white_space();
+    scan.expect(b'[')?;
+    scan.white_space();
+    let mut items = Vec::new();
+    if !scan.eat(b']') {
+        loop {
+            let start = scan.at;
+            scan.value(MAX_DEPTH - 1)?;
+            if items.len() == MAX_FIELDS {
+                return Err(Malformed::TooManyFields);
+            }
+            items.push(scan.slice(start..scan.at));
+            scan.white_space();
+            if scan.eat(b']') {
+                break;
+            }
+            scan.expect(b',')?;
+            scan.white_space();
+        }
+    }
+    scan.white_space();
+    if scan.at != raw.len() {
+        return Err(scan.syntax());
+    }
+    Ok(items)
+}
+
+/// The last value of the key `name` in the object `raw`; none if it is missing or null, or if `raw` is no object.
+pub fn member<'a>(raw: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let fields = fields(raw).ok()?;
+    let field = fields.iter().rev().find(|f| f.key == name)?;
+    raw.get(field.value.clone()).filter(|v| *v != b"null")
+}
+
 // === impl Scanner ===
 
 impl<'a> Scanner<'a> {

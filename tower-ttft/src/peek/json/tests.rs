@@ -84,6 +84,21 @@ fn keys_are_bounded() {
 }
 
 #[test]
+fn items_and_members() {
+    let raw = br#" [ 1 , {"a":[2]},"x" ] "#;
+    assert_eq!(items(raw), Ok(vec![&b"1"[..], br#"{"a":[2]}"#, b"\"x\""]));
+    assert_eq!(items(b"[]"), Ok(vec![]));
+    for raw in [&b"{}"[..], b"[1,]", b"[1", b"[1]]", b""] {
+        assert!(items(raw).is_err(), "{raw:?}");
+    }
+    let object = br#"{"a":1,"b":null,"a":2}"#;
+    assert_eq!(member(object, "a"), Some(&b"2"[..]));
+    assert_eq!(member(object, "b"), None);
+    assert_eq!(member(object, "c"), None);
+    assert_eq!(member(b"[]", "a"), None);
+}
+
+#[test]
 fn values_as_python_holds_them() {
     for (raw, value) in [
         ("-0", json!(0)),
