@@ -173,17 +173,11 @@ pub(super) mod tests {
                 .map(Into::into)
         };
         InferenceRequest {
-            api,
             model: text("model"),
             cache_salt: text("cache_salt"),
-            stream: false,
-            include_usage: false,
-            max_tokens: None,
-            n: 1,
-            priority: None,
-            read: BodyRead::Parsed,
             fields: fields.into(),
             body: body.clone(),
+            ..InferenceRequest::unread(api, BodyRead::Parsed)
         }
     }
 

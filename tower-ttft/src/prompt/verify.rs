@@ -100,20 +100,13 @@ fn probe(api: Api, model: &str, field: &str, value: &str) -> InferenceRequest {
     let model_range = head.len()..head.len() + model_json.len();
     let start = model_range.end + middle.len();
     InferenceRequest {
-        api,
         model: Some(Arc::from(model)),
-        stream: false,
-        include_usage: false,
-        max_tokens: None,
-        n: 1,
-        cache_salt: None,
-        priority: None,
-        read: BodyRead::Parsed,
         body: Bytes::from(body),
         fields: Arc::new([
             (Box::from("model"), model_range),
             (Box::from(field), start..start + value.len()),
         ]),
+        ..InferenceRequest::unread(api, BodyRead::Parsed)
     }
 }
 
