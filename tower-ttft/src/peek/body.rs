@@ -216,3 +216,6 @@ impl Guard {
         Poll::Ready(Some(Ok(frame)))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -59,6 +59,10 @@ impl Budget {
         if bytes > self.total {
             return None;
         }
+        // The usual case needs no timer.
+        if let Some(share) = self.try_share(bytes) {
+            return Some(share);
+        }
         let n = u32::try_from(bytes).ok()?;
         let acquired = time::timeout(wait, self.free.clone().acquire_many_owned(n)).await;
         Some(Share(Some(acquired.ok()?.ok()?)))

@@ -13,6 +13,8 @@ mod read;
 mod request;
 mod service;
 mod splice;
+#[cfg(test)]
+mod testing;
 
 pub use self::{
     body::ReplayBody,

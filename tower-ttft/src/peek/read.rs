@@ -128,3 +128,6 @@ fn read_form(api: Api, boundary: &[u8], body: Bytes) -> InferenceRequest {
     req.body = body;
     req
 }
+
+#[cfg(test)]
+mod tests;

@@ -283,3 +283,6 @@ where
     .await
     .transpose()
 }
+
+#[cfg(test)]
+mod tests;
