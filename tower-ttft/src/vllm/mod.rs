@@ -3,13 +3,17 @@
 mod decode;
 mod discover;
 mod frames;
+mod http;
+mod member;
 mod msgpack;
 mod progress;
+mod scrape;
 mod source;
 mod status;
 mod subscribe;
 #[cfg(test)]
 mod testing;
+mod watch;
 mod zmtp;
 
 pub use self::decode::{DecodeError, Decoded, decode};
@@ -17,3 +21,4 @@ pub use self::discover::Model;
 pub use self::msgpack::MsgpackError;
 pub use self::source::{ParseSourceError, Source, TcpAddress};
 pub use self::status::{EngineState, EngineStatus, EventCounts, EventsState, EventsStatus};
+pub use self::watch::{Engine, WatchParams, WatchTimes, watch};

@@ -19,6 +19,8 @@ pub struct EngineStatus {
     pub incarnation: Arc<str>,
     /// Served names and adapters.
     pub models: Vec<Model>,
+    /// Tokens in a KV block, as `/metrics` says.
+    pub block_size: Option<u32>,
     /// Seconds since the last good scrape of `/metrics`.
     pub scrape_age: Option<f64>,
     /// Why the last scrape failed, if it did.

@@ -139,15 +139,15 @@ impl<S: Sink> Subscription<S> {
                 Ok(never) => match never {},
                 Err(error) => error,
             };
-            if joined {
-                backoff = self.params.times.backoff;
-                self.sink.set_events_live(false);
-                self.shared.lost.notify_one();
-            }
             {
                 let mut status = self.shared.status.lock();
                 status.state = EventsState::Connecting;
                 status.why = Some(error.to_string());
+            }
+            if joined {
+                backoff = self.params.times.backoff;
+                self.sink.set_events_live(false);
+                self.shared.lost.notify_one();
             }
             tracing::debug!(source = %self.params.live, %error, "KV events: no connection");
             // Half of it fixed, half of it random, so that the listeners of a restarted engine do not come all at once.

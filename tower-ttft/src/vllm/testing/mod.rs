@@ -1,5 +1,7 @@
 //! Helpers of this module's tests: what an engine would send.
 
+pub(crate) mod http;
+
 use super::source::TcpAddress;
 use crate::events::{BlockStored, ExtraKey, GroupKind, KvEvent, Medium};
 use bytes::Bytes;
