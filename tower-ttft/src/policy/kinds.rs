@@ -80,6 +80,12 @@ struct LeastLoad;
 #[derive(Clone, Copy, Debug)]
 struct Random;
 
+#[derive(Clone, Copy, Debug)]
+struct LeastWork;
+
+#[derive(Clone, Copy, Debug)]
+struct FewerOfTwo;
+
 /// The policy of a specification.
 pub fn policy(spec: &PolicySpec) -> Box<dyn Policy> {
     match spec.routing {
@@ -100,6 +106,12 @@ pub fn policy(spec: &PolicySpec) -> Box<dyn Policy> {
         Routing::Random => Box::new(Random),
     }
 }
+
+/// What is left when predictions are not to be trusted: the least work ahead, then the fewest requests.
+pub(crate) const LEAST_WORK: &dyn Policy = &LeastWork;
+
+/// What is left when nothing is known of a prompt: the fewer requests of two.
+pub(crate) const FEWER_OF_TWO: &dyn Policy = &FewerOfTwo;
 
 /// Scores the contenders and chooses among them; fills `scores` (infinite where not finite). None if there are none.
 pub fn choose(
@@ -159,15 +171,21 @@ fn order(a: &Contender, b: &Contender) -> Ordering {
         .then_with(|| a.last.cmp(&b.last))
 }
 
-/// Two random endpoints and those that hold the most: without the holders, two samples lose the cache.
-fn two_and_holders(cached: &[u32], rng: &mut StdRng) -> Sample {
-    let n = cached.len();
+/// Two different ones of `n`, at random.
+fn two(n: usize, rng: &mut StdRng) -> Sample {
     if n <= 2 {
         return Sample::All;
     }
     let a = rng.random_range(0..n);
     let b = (a + rng.random_range(1..n)) % n;
-    let mut picked: SmallVec<[usize; 8]> = SmallVec::from_slice(&[a, b]);
+    Sample::Some(SmallVec::from_slice(&[a, b]))
+}
+
+/// Two random endpoints and those that hold the most: without the holders, two samples lose the cache.
+fn two_and_holders(cached: &[u32], rng: &mut StdRng) -> Sample {
+    let Sample::Some(mut picked) = two(cached.len(), rng) else {
+        return Sample::All;
+    };
     let mut holders: SmallVec<[(u32, usize); HOLDERS]> = SmallVec::new();
     for (i, c) in cached.iter().enumerate().filter(|(_, c)| **c > 0) {
         if holders.len() < HOLDERS {
@@ -225,6 +243,35 @@ impl Policy for LMetric {
 impl Policy for LeastLoad {
     fn score(&self, c: &Contender) -> f64 {
         // One more, so that a bias also counts at an idle endpoint.
+        1.0 + c.in_flight
+    }
+
+    fn band(&self, _: &Contender) -> f64 {
+        0.0
+    }
+}
+
+// === impl LeastWork ===
+
+impl Policy for LeastWork {
+    fn score(&self, c: &Contender) -> f64 {
+        // A request costs something even where no prefill is ahead: 64 tokens' worth.
+        (1.0 + c.ahead) / 64.0 + c.in_flight
+    }
+
+    fn band(&self, _: &Contender) -> f64 {
+        0.02
+    }
+}
+
+// === impl FewerOfTwo ===
+
+impl Policy for FewerOfTwo {
+    fn sample(&self, cached: &[u32], rng: &mut StdRng) -> Sample {
+        two(cached.len(), rng)
+    }
+
+    fn score(&self, c: &Contender) -> f64 {
         1.0 + c.in_flight
     }
 

@@ -8,3 +8,5 @@ pub use self::{
     kinds::{Contender, Policy, Sample, choose, policy},
     spec::{PolicySpec, Routing, SpecError},
 };
+
+pub(crate) use self::kinds::{FEWER_OF_TWO, LEAST_WORK};

@@ -1,10 +1,63 @@
 //! The endpoints of one model, and the choice among them.
-use crate::{
-    chain::KeySpace, endpoint::EndpointId, events::EventBatch, load::LoadReport, observe::Observer,
-    policy::PolicySpec, predict::Prediction, prompt::Prompt,
+//!
+//! A request is booked at an endpoint in the same call that chooses it, so that a burst sees itself. What is known of
+//! an endpoint goes by [`EndpointId`](crate::endpoint::EndpointId): a process that is replaced takes its knowledge with
+//! it, one that is merely not ready keeps it. Breakers go by address.
+//!
+//! Locks, in this order: the pool's choice (predictor, breakers, randomness), then one endpoint's state. The overlap of
+//! a prompt with what endpoints hold is looked up before, under neither.
+
+mod audit;
+mod breaker;
+mod decision;
+mod endpoint;
+mod hints;
+mod metrics;
+mod pick;
+mod residency;
+#[cfg(test)]
+mod tests;
+mod ticket;
+
+pub(crate) use self::metrics::PoolMetrics;
+pub use self::{
+    audit::{AuditCounts, AuditState},
+    decision::{Candidate, Decision, DecisionLog, DecisionRecord, Outcome, Rung},
+    endpoint::{Endpoint, EndpointInfo, EndpointStatus},
+    metrics::PoolMetricFamilies,
+    ticket::Ticket,
 };
-use std::{sync::Arc, time::Duration};
-use tokio::time::Instant;
+
+use self::{
+    breaker::Breaker,
+    endpoint::{Member, MemberState},
+    residency::CacheModel,
+};
+use crate::{
+    chain::KeySpace,
+    endpoint::{Address, EndpointId},
+    index::{IndexParams, Matches, PrefixIndex},
+    policy::{Policy, PolicySpec, policy},
+    predict::{RegimeError, TtftModel},
+    prompt::Prompt,
+    queue::{Queue, QueueParams},
+};
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use rand::{SeedableRng, rngs::StdRng};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::SystemTime,
+};
+use tokio::{sync::watch, time::Instant};
+
+/// Decisions that a pool remembers.
+const DECISIONS: usize = 512;
 
 /// Parameters of a pool.
 #[derive(Clone, Debug)]
@@ -23,25 +76,8 @@ pub struct PoolParams {
 
 /// The endpoints of one model. Cheap to clone; all clones are the same pool.
 #[derive(Clone)]
-pub struct Pool {}
-
-/// A member of a pool. Cheap to clone. What engines say comes in here.
-#[derive(Clone)]
-pub struct Endpoint {}
-
-/// What is known of an endpoint when it joins, or is learned of it later.
-#[derive(Clone, Debug, Default)]
-pub struct EndpointInfo {
-    /// Hardware label; endpoints with the same label lend each other their gain.
-    pub gpu: Option<Arc<str>>,
-    /// Tokens in a KV block (`cache_config_info`).
-    pub block_size: Option<u32>,
-    /// KV blocks in all (`cache_config_info`).
-    pub blocks: Option<u64>,
-    /// Sequences that run at once, where known.
-    pub max_seqs: Option<u32>,
-    /// Whether KV events are expected: without them residency is guessed (rung 2).
-    pub events: bool,
+pub struct Pool {
+    inner: Arc<Inner>,
 }
 
 /// One request as the pool sees it.
@@ -62,6 +98,7 @@ pub struct PickRequest {
 pub struct Excluded(pub Vec<EndpointId>);
 
 /// The outcome of a pick.
+#[derive(Debug)]
 pub enum Pick {
     /// Go there; it is booked.
     Dispatch(Ticket),
@@ -79,148 +116,335 @@ pub enum NoEndpoint {
     AllExcluded,
 }
 
-/// The record of one request at one endpoint. What it booked is released when it is dropped. It observes the answer.
-pub struct Ticket {}
-
-/// How good the knowledge behind a decision was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
-pub enum Rung {
-    /// Exact residency from KV events, fresh load.
-    Exact,
-    /// Residency guessed from own routing.
-    Guessed,
-    /// Load only.
-    Load,
-    /// Own in-flight requests only.
-    InFlight,
-    /// Nothing.
-    Random,
+struct Inner {
+    model: Arc<str>,
+    index: PrefixIndex,
+    active: ArcSwap<Active>,
+    members: ArcSwap<Vec<Arc<Member>>>,
+    /// Held while the set changes.
+    editing: Mutex<()>,
+    choice: Mutex<Choice>,
+    decisions: DecisionLog,
+    metrics: PoolMetrics,
+    queue: Queue,
+    changed: watch::Sender<u64>,
+    /// Lookup results to use again.
+    scratch: Mutex<Vec<Matches>>,
+    /// One moment on both clocks.
+    epoch: (Instant, f64),
 }
 
-/// One candidate of a decision.
-#[derive(Clone, Debug)]
-pub struct Candidate {
-    /// Which.
-    pub endpoint: EndpointId,
-    /// Tokens it is thought to have cached, clipped as the engine clips.
-    pub cached: u32,
-    /// The prediction.
-    pub prediction: Prediction,
-    /// What the policy made of it; the smallest wins.
-    pub score: f64,
+/// The policy in force.
+struct Active {
+    spec: PolicySpec,
+    policy: Box<dyn Policy>,
 }
 
-/// Why a request went where it went; later, what came of it.
-#[derive(Clone, Debug)]
-pub struct Decision {
-    /// Counts up in each pool.
-    pub id: u64,
-    /// The request's id.
-    pub request_id: Option<Arc<str>>,
-    /// When.
-    pub at: Instant,
-    /// What it rests on.
-    pub rung: Rung,
-    /// Prompt tokens.
-    pub tokens: u32,
-    /// All that were scored.
-    pub candidates: Vec<Candidate>,
-    /// Index into `candidates`.
-    pub chosen: usize,
+/// All that choices share.
+struct Choice {
+    rng: StdRng,
+    /// Choices so far.
+    next: u64,
+    model: TtftModel,
+    breakers: HashMap<Address, Breaker>,
+    /// Mean tokens that our requests compute; others' are taken to be alike.
+    uncached: Option<f64>,
 }
+
+// === impl Pool ===
 
 impl Pool {
     /// An empty pool.
-    pub fn new(_params: PoolParams) -> Self {
-        unimplemented!()
+    pub fn new(params: PoolParams) -> Self {
+        Self::with_metrics(params, &PoolMetricFamilies::default())
     }
+
+    /// An empty pool whose metrics are seen.
+    pub fn with_metrics(params: PoolParams, families: &PoolMetricFamilies) -> Self {
+        let metrics = families.of(&params.model);
+        let unix = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0.0, |d| d.as_secs_f64());
+        Self {
+            inner: Arc::new(Inner {
+                index: PrefixIndex::new(IndexParams {
+                    keys: params.keys,
+                    model: params.model.clone(),
+                    max_bytes: params.index_bytes,
+                }),
+                model: params.model,
+                queue: Queue::new(QueueParams::of(&params.policy), metrics.clone()),
+                active: ArcSwap::from_pointee(Active::new(params.policy)),
+                members: ArcSwap::default(),
+                editing: Mutex::new(()),
+                choice: Mutex::new(Choice {
+                    rng: StdRng::seed_from_u64(params.seed),
+                    next: 0,
+                    model: TtftModel::default(),
+                    breakers: HashMap::new(),
+                    uncached: None,
+                }),
+                decisions: DecisionLog::new(DECISIONS),
+                metrics,
+                changed: watch::Sender::new(0),
+                scratch: Mutex::new(Vec::new()),
+                epoch: (Instant::now(), unix),
+            }),
+        }
+    }
+
+    /// The base model's name.
+    pub fn model(&self) -> &Arc<str> {
+        &self.inner.model
+    }
+
     /// Adds an endpoint that is not ready yet, or updates what is known of it. A new incarnation of the same address and rank replaces the old one: its tickets are cut and nothing learned of it stays but the peers' gain.
-    pub fn insert(&self, _id: EndpointId, _info: EndpointInfo) -> Endpoint {
-        unimplemented!()
+    pub fn insert(&self, id: EndpointId, info: EndpointInfo) -> Endpoint {
+        let inner = &self.inner;
+        let _editing = inner.editing.lock();
+        let mut members = Vec::clone(&inner.members.load());
+        let same = |m: &Arc<Member>| m.id.address == id.address && m.id.rank == id.rank;
+        let place = members.iter().position(same);
+        if let Some(old) = place.and_then(|at| members.get(at)) {
+            if old.id.incarnation == id.incarnation {
+                let member = old.clone();
+                inner.set_info(&member, info);
+                return Endpoint {
+                    pool: inner.clone(),
+                    member,
+                };
+            }
+            inner.forget(old);
+            if let Some(b) = inner.choice.lock().breakers.get_mut(&id.address) {
+                b.renew(Instant::now());
+            }
+        }
+        let metrics = inner.metrics.endpoint(&id);
+        metrics.ready.set(0);
+        let member = Arc::new(Member {
+            slot: inner.choice.lock().model.add(info.gpu.clone()),
+            holder: inner.index.holder(),
+            guess: Mutex::new(CacheModel::new(info.block_size, info.blocks)),
+            info: ArcSwap::from_pointee(info),
+            ready: AtomicBool::new(false),
+            events_live: AtomicBool::new(false),
+            cuts: watch::Sender::new(0),
+            state: Mutex::new(MemberState {
+                credit: 1.0,
+                ..Default::default()
+            }),
+            metrics,
+            id,
+        });
+        tracing::info!(endpoint = %member.id, incarnation = member.id.incarnation.as_str(), "Adding endpoint");
+        match place.and_then(|at| members.get_mut(at)) {
+            Some(old) => *old = member.clone(),
+            None => members.push(member.clone()),
+        }
+        inner.members.store(Arc::new(members));
+        inner.tell();
+        Endpoint {
+            pool: inner.clone(),
+            member,
+        }
     }
+
     /// Removes an endpoint: its tickets are cut, and it is forgotten.
-    pub fn remove(&self, _id: &EndpointId) {
-        unimplemented!()
+    pub fn remove(&self, id: &EndpointId) {
+        let inner = &self.inner;
+        let _editing = inner.editing.lock();
+        let mut members = Vec::clone(&inner.members.load());
+        let Some(at) = members.iter().position(|m| m.id == *id) else {
+            return;
+        };
+        let member = members.remove(at);
+        tracing::info!(endpoint = %member.id, "Removing endpoint");
+        // Ranks of one address share its breaker.
+        if !members.iter().any(|m| m.id.address == id.address) {
+            inner.choice.lock().breakers.remove(&id.address);
+        }
+        inner.members.store(Arc::new(members));
+        inner.forget(&member);
+        member.metrics.remove();
+        inner.tell();
     }
+
     /// The members.
     pub fn endpoints(&self) -> Vec<Endpoint> {
-        unimplemented!()
+        let members = self.inner.members.load();
+        members
+            .iter()
+            .map(|member| Endpoint {
+                pool: self.inner.clone(),
+                member: member.clone(),
+            })
+            .collect()
     }
-    /// Chooses and books in one step.
-    pub fn pick(&self, _req: &PickRequest, _excluded: &Excluded, _now: Instant) -> Pick {
-        unimplemented!()
-    }
+
     /// Replaces the policy; endpoints keep what they learned.
-    pub fn set_policy(&self, _policy: PolicySpec) {
-        unimplemented!()
+    pub fn set_policy(&self, policy: PolicySpec) {
+        self.inner.queue.set_params(QueueParams::of(&policy));
+        self.inner.active.store(Arc::new(Active::new(policy)));
+        self.inner.tell();
+    }
+
+    /// The policy in force.
+    pub fn policy(&self) -> PolicySpec {
+        self.inner.active.load().spec.clone()
+    }
+
+    /// Changes whenever an endpoint comes, goes, becomes ready or is no longer, or the policy changes.
+    pub fn changed(&self) -> watch::Receiver<u64> {
+        self.inner.changed.subscribe()
+    }
+
+    /// The last decisions and their outcomes.
+    pub fn decisions(&self) -> &DecisionLog {
+        &self.inner.decisions
+    }
+
+    /// Where requests wait while no endpoint is ready.
+    pub fn queue(&self) -> &Queue {
+        &self.inner.queue
+    }
+
+    /// How predictions went, per regime.
+    pub fn accuracy(&self) -> Vec<RegimeError> {
+        self.inner.choice.lock().model.accuracy()
     }
 }
 
-impl Endpoint {
-    /// Its name.
-    pub fn id(&self) -> &EndpointId {
-        unimplemented!()
-    }
-    /// Ready endpoints are candidates. NotReady keeps what is known.
-    pub fn set_ready(&self, _ready: bool) {
-        unimplemented!()
-    }
-    /// Whether it is a candidate.
-    pub fn is_ready(&self) -> bool {
-        unimplemented!()
-    }
-    /// Cuts it: not ready, and every ticket's [`Ticket::cut`] resolves.
-    pub fn cut(&self) {
-        unimplemented!()
-    }
-    /// Updates what is known of it.
-    pub fn set_info(&self, _info: EndpointInfo) {
-        unimplemented!()
-    }
-    /// Applies what it announced. The caller sees to order and gaps.
-    pub fn apply(&self, _batch: &EventBatch) {
-        unimplemented!()
-    }
-    /// Events are flowing (true) or were lost (false, residency is no longer exact).
-    pub fn set_events_live(&self, _live: bool) {
-        unimplemented!()
-    }
-    /// Forgets what its cache holds.
-    pub fn clear(&self) {
-        unimplemented!()
-    }
-    /// Takes what it reports of its load.
-    pub fn report(&self, _report: LoadReport) {
-        unimplemented!()
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("model", &self.inner.model)
+            .field("endpoints", &self.inner.members.load().len())
+            .finish()
     }
 }
 
-impl Ticket {
-    /// Where to.
-    pub fn endpoint(&self) -> &Endpoint {
-        unimplemented!()
+// === impl Inner ===
+
+impl Inner {
+    /// Whoever waits for an endpoint looks again.
+    fn tell(&self) {
+        self.changed.send_modify(|n| *n = n.wrapping_add(1));
     }
-    /// Why.
-    pub fn decision(&self) -> &Arc<Decision> {
-        unimplemented!()
+
+    /// A member leaves: nothing of it may be chosen, held or learned from any more.
+    fn forget(&self, member: &Member) {
+        member.ready.store(false, Ordering::Release);
+        member.cuts.send_modify(|n| *n += 1);
+        self.index.clear(&member.holder);
+        member.guess.lock().clear();
+        self.choice.lock().model.remove(member.slot);
     }
-    /// The request is on the wire; TTFT counts from here.
-    pub fn sent(&mut self, _now: Instant) {
-        unimplemented!()
+
+    fn set_info(&self, member: &Member, info: EndpointInfo) {
+        if **member.info.load() == info {
+            return;
+        }
+        member.guess.lock().resize(info.block_size, info.blocks);
+        let gpu = info.gpu.clone();
+        member.info.store(Arc::new(info));
+        self.choice.lock().model.set_gpu(member.slot, gpu);
     }
-    /// Resolves when the endpoint was cut or removed.
-    pub fn cut(&self) -> impl Future<Output = ()> + Send + 'static {
-        std::future::pending()
+
+    fn succeeded(&self, member: &Member) {
+        let mut choice = self.choice.lock();
+        if let Some(b) = choice.breakers.get_mut(&member.id.address) {
+            b.success();
+            member.metrics.breaker_open.set(0);
+        }
     }
-    /// Time since `sent` that was predicted.
-    pub fn predicted(&self) -> Duration {
-        unimplemented!()
+
+    fn failed(&self, member: &Member, now: Instant) {
+        member.metrics.failures.inc();
+        if !self.is_member(member) {
+            return;
+        }
+        let mut choice = self.choice.lock();
+        let b = choice
+            .breakers
+            .entry(member.id.address.clone())
+            .or_default();
+        b.failure(now);
+        member.metrics.breaker_open.set(i64::from(b.is_open()));
+    }
+
+    fn probed(&self, member: &Member) {
+        if let Some(b) = self.choice.lock().breakers.get_mut(&member.id.address) {
+            b.left();
+        }
+    }
+
+    fn busy(&self, member: &Member, until: Instant) {
+        if self.is_member(member) {
+            let mut choice = self.choice.lock();
+            let breakers = &mut choice.breakers;
+            breakers
+                .entry(member.id.address.clone())
+                .or_default()
+                .set_busy(until);
+        }
+    }
+
+    /// Breakers are kept for addresses of members only, so their number is bounded.
+    fn is_member(&self, member: &Member) -> bool {
+        self.members.load().iter().any(|m| m.id == member.id)
+    }
+
+    /// Seconds since the epoch.
+    fn unix(&self, now: Instant) -> f64 {
+        let (then, unix) = self.epoch;
+        unix + now.saturating_duration_since(then).as_secs_f64()
+    }
+
+    fn status(&self, member: &Member, now: Instant) -> EndpointStatus {
+        let max_age = self.active.load().spec.load_max_age;
+        let (rate, samples, open) = {
+            let choice = self.choice.lock();
+            let breaker = choice.breakers.get(&member.id.address);
+            (
+                choice.model.seconds_per_token(member.slot, now),
+                choice.model.samples(member.slot),
+                breaker.is_some_and(|b| b.is_open()),
+            )
+        };
+        let info = member.info.load();
+        let state = member.state.lock();
+        let view = state.load.view(now, max_age, member.capacity());
+        EndpointStatus {
+            endpoint: member.id.to_string(),
+            incarnation: member.id.incarnation.as_str().to_owned(),
+            ready: member.is_ready(),
+            events: info.events,
+            events_live: member.events_live.load(Ordering::Acquire),
+            seq: state.seq,
+            block_size: member.block_size(),
+            blocks_held: member.holder.blocks(),
+            blocks: info.blocks,
+            booked: view.booked,
+            running: view.running,
+            others: view.others_running + view.others_waiting,
+            report_age: view.report_age.map(|d| d.as_secs_f64()),
+            picks: state.picks,
+            seconds_per_token: rate,
+            samples,
+            breaker_open: open,
+            audit: state.audit.state(),
+            audited: state.audit.counts,
+        }
     }
 }
 
-impl Observer for Ticket {
-    fn first_byte(&mut self, _now: Instant) {}
-    fn first_token(&mut self, _now: Instant) {}
-    fn usage(&mut self, _usage: crate::observe::Usage) {}
-    fn end(&mut self, _now: Instant, _end: crate::observe::End) {}
+// === impl Active ===
+
+impl Active {
+    fn new(spec: PolicySpec) -> Self {
+        Self {
+            policy: policy(&spec),
+            spec,
+        }
+    }
 }

@@ -1,0 +1,115 @@
+//! What was sent lately: bridges the time until an engine's events tell of it.
+//!
+//! A hint never counts as load. It lives while its ticket does and 2 s longer, and ends at once if the ticket ended
+//! before its first token. A hint whose ticket still waits for its first token speaks of a prefix that is being
+//! computed: whoever queues behind it finds it when admitted.
+
+use crate::chain::{ATOM_BYTES, ATOM_TOKENS, Chain, ChainKind};
+use std::{collections::VecDeque, time::Duration};
+use tokio::time::Instant;
+
+/// How long a hint outlives its ticket.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Hints kept per endpoint; the oldest goes first.
+const MAX_HINTS: usize = 1024;
+
+/// The recent dispatches to one endpoint.
+#[derive(Debug, Default)]
+pub(crate) struct Hints {
+    list: VecDeque<Hint>,
+}
+
+#[derive(Debug)]
+struct Hint {
+    ticket: u64,
+    chain: Chain,
+    /// None while the ticket lives.
+    until: Option<Instant>,
+    /// Past its first token.
+    computed: bool,
+}
+
+// === impl Hints ===
+
+impl Hints {
+    pub(crate) fn push(&mut self, ticket: u64, chain: &Chain) {
+        if chain.keys().is_empty() {
+            return;
+        }
+        if self.list.len() >= MAX_HINTS {
+            self.list.pop_front();
+        }
+        self.list.push_back(Hint {
+            ticket,
+            chain: chain.clone(),
+            until: None,
+            computed: false,
+        });
+    }
+
+    /// The ticket had its first token: the prompt is computed.
+    pub(crate) fn computed(&mut self, ticket: u64) {
+        if let Some(h) = self.list.iter_mut().find(|h| h.ticket == ticket) {
+            h.computed = true;
+        }
+    }
+
+    pub(crate) fn end(&mut self, ticket: u64, now: Instant) {
+        self.list.retain_mut(|h| {
+            if h.ticket == ticket {
+                h.until = Some(now + LINGER);
+                h.computed
+            } else {
+                h.until.is_none_or(|until| until > now)
+            }
+        });
+    }
+
+    /// The engine's cache was emptied: only what is being computed will be there.
+    pub(crate) fn clear(&mut self) {
+        self.list.retain(|h| !h.computed && h.until.is_none());
+    }
+
+    /// Leading tokens that a chain has in common with a recent dispatch.
+    pub(crate) fn depth(&self, chain: &Chain, tokens: u32, bytes: u32, now: Instant) -> u32 {
+        let atoms = self
+            .list
+            .iter()
+            .filter(|h| h.until.is_none_or(|until| until > now))
+            .map(|h| h.chain.common_atoms(chain))
+            .max()
+            .unwrap_or(0) as u64;
+        let tokens = u64::from(tokens);
+        let depth = match chain.kind() {
+            ChainKind::Tokens => atoms * ATOM_TOKENS as u64,
+            ChainKind::Bytes => atoms * ATOM_BYTES as u64 * tokens / u64::from(bytes.max(1)),
+        };
+        depth.min(tokens) as u32
+    }
+
+    /// Asks of every hint how many of its leading tokens are announced by now. Those that are wholly announced are
+    /// done; `progress` is called with the ticket and the tokens of the others and of these.
+    pub(crate) fn announced(
+        &mut self,
+        block_size: u32,
+        depth: impl Fn(&Chain) -> u32,
+        mut progress: impl FnMut(u64, u32),
+    ) {
+        self.list.retain(|h| {
+            if h.chain.kind() != ChainKind::Tokens {
+                return true;
+            }
+            let announced = depth(&h.chain);
+            progress(h.ticket, announced);
+            let known = (h.chain.keys().len() * ATOM_TOKENS) as u32;
+            let whole = known / block_size.max(1) * block_size.max(1);
+            announced < whole.max(1)
+        });
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+}

@@ -1,0 +1,421 @@
+//! The choice: what is known of each endpoint becomes a prediction, the policy scores it, and the best is booked, all
+//! in one call.
+
+use super::{
+    Candidate, Choice, Decision, Endpoint, Excluded, Inner, NoEndpoint, Pick, PickRequest, Pool,
+    Rung, Ticket,
+    breaker::Gate,
+    endpoint::{Member, Overlap},
+    ticket::TicketParams,
+};
+use crate::{
+    load::{Booked, LoadView},
+    policy::{Contender, FEWER_OF_TWO, LEAST_WORK, Policy, Routing, Sample, choose},
+    predict::{Inputs, Prediction},
+};
+use smallvec::SmallVec;
+use std::{sync::Arc, time::Duration};
+use tokio::time::Instant;
+
+/// Requests after which an endpoint is no newcomer.
+const TRIED: u64 = 5;
+
+/// A newcomer looks this much better, so that it is tried.
+const OPTIMISM: f64 = 0.8;
+
+/// A newcomer that has not answered yet and has this many requests is not sure to be quick: its backlog counts threefold.
+const UNPROVEN: u32 = 2;
+
+/// Tokens that another client's waiting request is taken to compute before any of ours was seen.
+const OTHERS: f64 = 1024.0;
+
+/// One endpoint in the running for a request.
+struct Running<'a> {
+    member: &'a Arc<Member>,
+    overlap: Overlap,
+    probe: bool,
+    penalty: f64,
+    busy: f64,
+    cached: u32,
+    inputs: Inputs,
+    prediction: Prediction,
+    view: LoadView,
+    rung: Rung,
+    seq: Option<u64>,
+    clears: u64,
+    picks: u64,
+    first_tokens: u64,
+    last: u64,
+    credit: f64,
+    /// Tokens that its cache holds or will soon.
+    resident: f64,
+    /// Tokens that its cache can hold.
+    capacity: Option<f64>,
+    contender: Contender,
+}
+
+// === impl Pool ===
+
+impl Pool {
+    /// Chooses and books in one step.
+    pub fn pick(&self, req: &PickRequest, excluded: &Excluded, now: Instant) -> Pick {
+        let inner = &*self.inner;
+        let members = inner.members.load();
+        let ready: SmallVec<[&Arc<Member>; 16]> = members.iter().filter(|m| m.is_ready()).collect();
+        let allowed: SmallVec<[&Arc<Member>; 16]> = ready
+            .iter()
+            .copied()
+            .filter(|m| !excluded.0.contains(&m.id))
+            .collect();
+        if allowed.is_empty() {
+            // One that is not ready may become so.
+            if members.is_empty() || members.iter().any(|m| !excluded.0.contains(&m.id)) {
+                return Pick::Wait(None);
+            }
+            inner.metrics.refused(NoEndpoint::AllExcluded);
+            return Pick::None(NoEndpoint::AllExcluded);
+        }
+
+        // What is held is looked up before the lock is taken.
+        let overlaps = inner.overlaps(&req.prompt, &allowed);
+        let active = inner.active.load();
+        let mut choice = inner.choice.lock();
+        let choice = &mut *choice;
+        let mut running = choice.eligible(&allowed, &overlaps, now);
+        if running.len() > 1 {
+            let held: SmallVec<[u32; 16]> = running.iter().map(|r| r.overlap.tokens).collect();
+            let sampler = if req.prompt.tokens == 0 {
+                FEWER_OF_TWO
+            } else {
+                &*active.policy
+            };
+            if let Sample::Some(sample) = sampler.sample(&held, &mut choice.rng) {
+                let mut at = 0;
+                running.retain(|_| {
+                    at += 1;
+                    sample.contains(&(at - 1))
+                });
+            }
+        }
+        for r in &mut running {
+            choice.weigh(r, req, active.spec.load_max_age, now);
+        }
+        contend(&mut running, req.prompt.tokens);
+
+        let (policy, cap, reason) = fallback(&*active.policy, active.spec.routing, req, &running);
+        if let Some(reason) = reason {
+            inner.metrics.fallback(reason);
+        }
+        let contenders: SmallVec<[Contender; 16]> = running.iter().map(|r| r.contender).collect();
+        let mut scores = Vec::with_capacity(contenders.len());
+        let Some(chosen) = choose(policy, &contenders, &mut scores, &mut choice.rng) else {
+            // There was at least one; only a policy that chooses nothing comes here.
+            return Pick::Wait(None);
+        };
+        let Some(winner) = running.get(chosen) else {
+            return Pick::Wait(None);
+        };
+        let rung = cap.map_or(winner.rung, |cap| winner.rung.max(cap));
+
+        choice.next += 1;
+        let id = choice.next;
+        let decision = Arc::new(Decision {
+            id,
+            request_id: req.request_id.clone(),
+            at: now,
+            unix: inner.unix(now),
+            model: inner.model.clone(),
+            rung,
+            tokens: req.prompt.tokens,
+            candidates: running
+                .iter()
+                .zip(&scores)
+                .map(|(r, score)| r.candidate(*score))
+                .collect(),
+            chosen,
+        });
+        let ticket = choice.book(winner, &running, id, req, now);
+        let params = TicketParams {
+            endpoint: Endpoint {
+                pool: self.inner.clone(),
+                member: winner.member.clone(),
+            },
+            id: ticket,
+            decision: decision.clone(),
+            prompt: req.prompt.clone(),
+            stream: req.stream,
+            inputs: winner.inputs,
+            prediction: winner.prediction,
+            announced: winner.overlap.exact.then(|| {
+                let announced = winner.overlap.announced.unwrap_or(0);
+                let clipped = winner.member.clip(announced, req.prompt.tokens);
+                (clipped, winner.clears)
+            }),
+            probe: winner.probe,
+            now,
+        };
+        inner.metrics.decided(rung);
+        let ticket = Ticket::new(params);
+        // In the order of ids, so under the lock.
+        inner.decisions.push(decision);
+        Pick::Dispatch(ticket)
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    fn overlaps(&self, prompt: &crate::prompt::Prompt, members: &[&Arc<Member>]) -> Vec<Overlap> {
+        let mut matches = self.scratch.lock().pop().unwrap_or_default();
+        // One lookup answers for all; who has no use for it does not ask.
+        let mut looked = false;
+        let overlaps = members
+            .iter()
+            .map(|m| {
+                m.overlap(prompt, |holder| {
+                    if !looked {
+                        self.index.matches(&prompt.chain, &mut matches);
+                        looked = true;
+                    }
+                    matches.get(holder)
+                })
+            })
+            .collect();
+        let mut scratch = self.scratch.lock();
+        if scratch.len() < 16 {
+            scratch.push(matches);
+        }
+        overlaps
+    }
+}
+
+// === impl Choice ===
+
+impl Choice {
+    /// Those that breakers let through. Never more than half of them are kept away: when most fail, the cause may be the
+    /// requests.
+    fn eligible<'a>(
+        &self,
+        members: &[&'a Arc<Member>],
+        overlaps: &[Overlap],
+        now: Instant,
+    ) -> SmallVec<[Running<'a>; 16]> {
+        let gate = |m: &Member| match self.breakers.get(&m.id.address) {
+            Some(b) => (b.gate(now), b.penalty(now), b.busy(now)),
+            None => (Gate::Closed(1.0), 1.0, 0.0),
+        };
+        let open = members.iter().filter(|m| gate(m).0 == Gate::Open).count();
+        let keep_away = open <= members.len() / 2;
+        members
+            .iter()
+            .zip(overlaps)
+            .filter_map(|(member, overlap)| {
+                let (gate, penalty, busy) = gate(member);
+                let (penalty, probe) = match gate {
+                    Gate::Closed(penalty) => (penalty, false),
+                    Gate::Probe => (1.0, true),
+                    Gate::Open if keep_away => return None,
+                    Gate::Open => (penalty, false),
+                };
+                Some(Running {
+                    member,
+                    overlap: *overlap,
+                    probe,
+                    penalty,
+                    busy,
+                    cached: 0,
+                    inputs: Inputs::default(),
+                    prediction: Prediction::default(),
+                    view: LoadView::default(),
+                    rung: Rung::Load,
+                    seq: None,
+                    clears: 0,
+                    picks: 0,
+                    first_tokens: 0,
+                    last: 0,
+                    credit: 0.0,
+                    resident: 0.0,
+                    capacity: None,
+                    contender: Contender::default(),
+                })
+            })
+            .collect()
+    }
+
+    /// What is known of one endpoint becomes a prediction.
+    fn weigh(&self, r: &mut Running<'_>, req: &PickRequest, max_age: Duration, now: Instant) {
+        let (member, prompt) = (r.member, &req.prompt);
+        let state = member.state.lock();
+        let n = prompt.tokens;
+        // Our own dispatches bridge the lag of events, and what is being computed now will be there.
+        let hinted = state.hints.depth(&prompt.chain, n, prompt.bytes, now);
+        r.cached = member.clip(r.overlap.tokens.max(hinted), n);
+        let uncached = n.saturating_sub(r.cached);
+        let capacity = member.capacity();
+        r.view = state.load.view(now, max_age, capacity);
+        let booked = state.load.ahead(now);
+        let ahead: f64 = booked
+            .iter()
+            .map(|(u, c, left)| self.model.shape(*u, *c) * left)
+            .sum();
+        r.inputs = Inputs {
+            tokens: n,
+            cached: r.cached,
+            bytes: prompt.bytes,
+            ahead,
+            others: f64::from(r.view.others_waiting) * self.uncached.unwrap_or(OTHERS),
+            running: f64::from(r.view.running + r.view.others_running),
+            slot: state
+                .load
+                .slot_wait(&r.view, uncached, capacity)
+                .max(r.busy),
+        };
+        r.prediction = self.model.predict(member.slot, &r.inputs, now);
+        r.rung = if prompt.chain.keys().is_empty() && n > member.block_size() {
+            Rung::Load
+        } else if r.overlap.exact && r.view.report_age.is_some() {
+            Rung::Exact
+        } else {
+            Rung::Guessed
+        };
+        (r.seq, r.clears) = (state.seq, state.clears);
+        (r.picks, r.first_tokens) = (state.picks, state.first_tokens);
+        (r.last, r.credit) = (state.last, state.credit);
+        let soon: f64 = booked.iter().map(|(u, _, _)| f64::from(*u)).sum();
+        r.resident = r.overlap.resident as f64 + soon;
+        r.capacity = capacity.tokens.filter(|t| *t > 0).map(|t| t as f64);
+    }
+
+    /// Books the winner; gives its number there.
+    fn book(
+        &mut self,
+        winner: &Running<'_>,
+        running: &[Running<'_>],
+        id: u64,
+        req: &PickRequest,
+        now: Instant,
+    ) -> u64 {
+        let uncached = req.prompt.tokens.saturating_sub(winner.cached);
+        let mean = self.uncached.get_or_insert(f64::from(uncached));
+        *mean += 0.05 * (f64::from(uncached) - *mean);
+        // Of cold prompts everyone has a share; whoever catches up takes no more than it.
+        if uncached > req.prompt.tokens / 2 && running.len() > 1 {
+            let share = (1.25 / running.len() as f64).min(0.4);
+            for r in running {
+                let mut state = r.member.state.lock();
+                state.credit = (state.credit + share).min(1.0);
+            }
+            let mut state = winner.member.state.lock();
+            state.credit = (state.credit - 1.0).max(0.0);
+        }
+        if winner.probe
+            && let Some(b) = self.breakers.get_mut(&winner.member.id.address)
+        {
+            b.enter(now);
+        }
+        let mut state = winner.member.state.lock();
+        state.picks += 1;
+        state.last = id;
+        let ticket = state.load.book(Booked {
+            tokens: req.prompt.tokens,
+            cached: winner.cached,
+            stream: req.stream,
+            at: now,
+            expected: winner.prediction.ttft.as_secs_f64(),
+        });
+        state.hints.push(ticket, &req.prompt.chain);
+        ticket
+    }
+}
+
+// === impl Running ===
+
+impl Running<'_> {
+    fn candidate(&self, score: f64) -> Candidate {
+        Candidate {
+            endpoint: self.member.id.clone(),
+            cached: self.cached,
+            prediction: self.prediction,
+            score,
+            rung: self.rung,
+            seq: self.seq,
+            announced: self.overlap.announced,
+            booked: self.view.booked,
+            running: self.view.running,
+            others: self.view.others_waiting + self.view.others_running,
+            report_age: self.view.report_age,
+            bias: self.contender.bias,
+        }
+    }
+}
+
+/// What the policy is to see, now that all are known.
+fn contend(running: &mut [Running<'_>], tokens: u32) {
+    let count = running.len().max(1) as f64;
+    // In shares where all sizes are known, else in tokens. A cache that is nearly full evicts for every newcomer: there
+    // the rest makes no difference.
+    let shares = running.iter().all(|r| r.capacity.is_some());
+    let share = |r: &Running<'_>, tokens: f64| match r.capacity {
+        Some(capacity) if shares => tokens / capacity,
+        _ => tokens,
+    };
+    let mean = running.iter().map(|r| share(r, r.resident)).sum::<f64>() / count;
+    let answered = running.iter().any(|r| r.first_tokens > 0);
+    let tried = running.iter().any(|r| r.picks >= TRIED);
+    for r in running {
+        let mut bias = r.penalty;
+        if tried && r.picks < TRIED {
+            bias *= OPTIMISM;
+        }
+        let unproven = answered && r.first_tokens == 0 && r.view.booked >= UNPROVEN;
+        let doubt = if unproven {
+            2.0 * r.prediction.terms.backlog
+        } else {
+            0.0
+        };
+        let resident = share(r, r.resident);
+        let catching_up = resident < 0.9 * mean - share(r, 2.0 * f64::from(tokens));
+        r.contender = Contender {
+            ttft: r.prediction.ttft.as_secs_f64() + doubt,
+            own: r.prediction.own.as_secs_f64(),
+            uncached: tokens.saturating_sub(r.cached),
+            in_flight: f64::from(
+                r.view.booked + r.view.running + r.view.others_running + r.view.others_waiting,
+            ),
+            ahead: r.inputs.ahead + r.inputs.others,
+            resident: if !shares {
+                (resident / 1024.0).floor()
+            } else if resident >= 0.9 {
+                1.0
+            } else {
+                (resident * 64.0).floor() / 64.0
+            },
+            last: r.last,
+            bias,
+            error: r.prediction.error,
+            yields: catching_up && r.credit < 1.0,
+        };
+    }
+}
+
+/// The policy that what is known allows: itself, or a simpler one, the rung that follows, and why.
+fn fallback<'p>(
+    policy: &'p dyn Policy,
+    routing: Routing,
+    req: &PickRequest,
+    running: &[Running<'_>],
+) -> (&'p dyn Policy, Option<Rung>, Option<&'static str>) {
+    match routing {
+        Routing::Random => (policy, Some(Rung::Random), None),
+        _ if req.prompt.tokens == 0 => (FEWER_OF_TWO, Some(Rung::InFlight), Some("unknown_prompt")),
+        Routing::LeastLoad => (policy, Some(Rung::Load), None),
+        Routing::LMetric => (policy, None, None),
+        Routing::PricedTtft | Routing::Ttft | Routing::P2c => {
+            if running.iter().any(|r| !r.prediction.trusted) {
+                (LEAST_WORK, Some(Rung::Load), Some("untrusted"))
+            } else {
+                (policy, None, None)
+            }
+        }
+    }
+}
