@@ -178,10 +178,10 @@ impl Scrape {
         }
     }
 
-    /// Tokens looked up in the prefix cache, and found there, since the engine started.
-    pub(crate) fn prefix_cache(&self, rank: Option<u32>) -> Option<(u64, u64)> {
-        let queries = self.sum(What::PrefixQueries, rank)?;
-        let hits = self.sum(What::PrefixHits, rank)?;
+    /// Tokens looked up in the prefix cache and found there, by all ranks, since the engine started.
+    pub(crate) fn prefix_cache(&self) -> Option<(u64, u64)> {
+        let queries = self.sum(What::PrefixQueries, None)?;
+        let hits = self.sum(What::PrefixHits, None)?;
         Some((queries.max(0.0) as u64, hits.max(0.0) as u64))
     }
 

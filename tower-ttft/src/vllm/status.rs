@@ -21,6 +21,8 @@ pub struct EngineStatus {
     pub models: Vec<Model>,
     /// Tokens in a KV block, as `/metrics` says.
     pub block_size: Option<u32>,
+    /// Tokens looked up in its prefix cache, and how many were found there, since it started.
+    pub prefix_cache: Option<(u64, u64)>,
     /// Seconds since the last good scrape of `/metrics`.
     pub scrape_age: Option<f64>,
     /// Why the last scrape failed, if it did.

@@ -621,6 +621,7 @@ impl<R: Registry> Watcher<R> {
                 .joined
                 .first()
                 .and_then(|joined| joined.info().block_size),
+            prefix_cache: self.about.scrape.as_ref().and_then(Scrape::prefix_cache),
             events: Vec::new(),
         };
     }

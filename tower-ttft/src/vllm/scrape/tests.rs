@@ -34,7 +34,7 @@ fn reads_what_a_real_engine_says() {
         blocks: Some(8192),
     };
     assert_eq!(scrape.cache(None), cache);
-    assert_eq!(scrape.prefix_cache(None), Some((31_777, 352)));
+    assert_eq!(scrape.prefix_cache(), Some((31_777, 352)));
     assert!(!scrape.asleep(None));
 }
 
