@@ -1,0 +1,364 @@
+//! The gateway under test: `forebay-proxy --pool FILE` with a generated file.
+
+use crate::{
+    engine::{Engine, MODEL, metric},
+    http::Request,
+    paths::Paths,
+    process::{Process, Spec},
+    tap::Tap,
+};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
+use serde_json::{Map, Value, json};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep, timeout},
+};
+
+const START_LIMIT: Duration = Duration::from_secs(30);
+const READY_LIMIT: Duration = Duration::from_secs(30);
+
+/// Gateways are numbered, for their files.
+static STARTED: AtomicU32 = AtomicU32::new(0);
+
+/// What goes into the pool file.
+#[derive(Clone, Debug)]
+pub struct GatewaySpec {
+    endpoints: Vec<Value>,
+    policy: Map<String, Value>,
+    limits: Map<String, Value>,
+    tokenizer: bool,
+    log: String,
+}
+
+/// A running gateway. Dropping it kills it.
+pub struct Gateway {
+    listen: String,
+    admin: String,
+    endpoints: usize,
+    process: Mutex<Process>,
+}
+
+// === impl GatewaySpec ===
+
+impl GatewaySpec {
+    /// A gateway in front of engines, with defaults but for the gateway's ports, which come from the kernel.
+    pub fn new<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> Self {
+        Self {
+            endpoints: engines
+                .into_iter()
+                .map(|e| {
+                    json!({"url": format!("http://{}", e.authority()), "kvEvents": "auto", "replay": "auto", "gpu": "cpu"})
+                })
+                .collect(),
+            policy: Map::new(),
+            limits: Map::new(),
+            tokenizer: true,
+            log: "info".into(),
+        }
+    }
+
+    /// One more endpoint, whatever it is.
+    pub fn endpoint(mut self, endpoint: Value) -> Self {
+        self.endpoints.push(endpoint);
+        self
+    }
+
+    /// Listens to the events of endpoint `i` through a relay.
+    pub fn through(mut self, i: usize, tap: &Tap) -> Self {
+        if let Some(endpoint) = self.endpoints.get_mut(i) {
+            endpoint["kvEvents"] = json!(tap.events());
+            endpoint["replay"] = json!(tap.replay());
+        }
+        self
+    }
+
+    /// Listens to no events: residency is guessed.
+    pub fn without_events(mut self) -> Self {
+        for endpoint in &mut self.endpoints {
+            endpoint["kvEvents"] = json!("none");
+            endpoint["replay"] = json!("none");
+        }
+        self
+    }
+
+    /// Without a local tokenizer: the engines are asked.
+    pub fn without_tokenizer(mut self) -> Self {
+        self.tokenizer = false;
+        self
+    }
+
+    /// Sets a key of `policy`.
+    pub fn policy(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.policy.insert(key.into(), value.into());
+        self
+    }
+
+    /// Sets a key of `limits`.
+    pub fn limit(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.limits.insert(key.into(), value.into());
+        self
+    }
+
+    /// The pool file.
+    pub fn to_json(&self, paths: &Paths) -> Value {
+        let mut model = json!({"name": MODEL});
+        if self.tokenizer {
+            model["tokenizer"] = json!(paths.tiny());
+        }
+        let mut pool = json!({
+            "listen": "127.0.0.1:0",
+            "admin": "127.0.0.1:0",
+            "models": [model],
+            "endpoints": self.endpoints,
+        });
+        for (key, section) in [("policy", &self.policy), ("limits", &self.limits)] {
+            if !section.is_empty() {
+                pool[key] = section.clone().into();
+            }
+        }
+        pool
+    }
+}
+
+// === impl Gateway ===
+
+impl Gateway {
+    /// Starts a gateway and waits until it listens and every endpoint in it is ready.
+    pub async fn started(paths: &Paths, spec: &GatewaySpec) -> Result<Self> {
+        let gateway = Self::listening(paths, spec).await?;
+        gateway.ready().await?;
+        Ok(gateway)
+    }
+
+    /// Starts a gateway and waits until it listens.
+    pub async fn listening(paths: &Paths, spec: &GatewaySpec) -> Result<Self> {
+        let n = STARTED.fetch_add(1, Ordering::Relaxed);
+        let file = |suffix: &str| paths.run.join(format!("gateway-{n}.{suffix}"));
+        let (pool, ready): (PathBuf, PathBuf) = (file("yaml"), file("ready"));
+        // JSON is YAML.
+        fs::write(&pool, serde_json::to_string_pretty(&spec.to_json(paths))?)?;
+        let mut process = Spec::new(&paths.proxy, file("log"))
+            .arg("--pool")
+            .arg(&pool)
+            .arg("--ready-file")
+            .arg(&ready)
+            .envs([("RUST_BACKTRACE", "1"), ("RUST_LOG", spec.log.as_str())])
+            .spawn()?;
+        let deadline = Instant::now() + START_LIMIT;
+        let addresses: Value = loop {
+            // It may be read half written.
+            if let Some(addresses) = fs::read(&ready)
+                .ok()
+                .and_then(|text| serde_json::from_slice(&text).ok())
+            {
+                break addresses;
+            }
+            if let Some(status) = process.exited() {
+                bail!("the gateway exited ({status}):\n{}", process.tail(25));
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "the gateway does not start:\n{}",
+                process.tail(25)
+            );
+            sleep(Duration::from_millis(20)).await;
+        };
+        let address = |key: &str| -> Result<String> {
+            let text = addresses[key]
+                .as_str()
+                .with_context(|| format!("the ready file has no {key}"))?;
+            Ok(text.trim_start_matches("http://").to_owned())
+        };
+        Ok(Self {
+            listen: address("listen")?,
+            admin: address("admin")?,
+            endpoints: spec.endpoints.len(),
+            process: Mutex::new(process),
+        })
+    }
+
+    /// Waits until all endpoints are ready.
+    pub async fn ready(&self) -> Result<()> {
+        self.until_ready(self.endpoints).await
+    }
+
+    /// Waits until exactly `count` endpoints are ready and their events, where expected, flow.
+    pub async fn until_ready(&self, count: usize) -> Result<()> {
+        let mut last = Value::Null;
+        let wait = async {
+            loop {
+                if let Ok(endpoints) = self.admin("/endpoints").await {
+                    let ready = list(&endpoints)
+                        .iter()
+                        .filter(|e| e["ready"] == true && e["events"]["state"] != "connecting")
+                        .count();
+                    last = endpoints;
+                    if ready == count {
+                        return;
+                    }
+                }
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        if timeout(READY_LIMIT, wait).await.is_err() {
+            bail!("{count} endpoints were to be ready: {last:#}");
+        }
+        Ok(())
+    }
+
+    /// `host:port` for clients.
+    pub fn authority(&self) -> &str {
+        &self.listen
+    }
+
+    /// `host:port` for operators.
+    pub fn admin_authority(&self) -> &str {
+        &self.admin
+    }
+
+    /// What OpenAI clients call `base_url`.
+    pub fn base_url(&self) -> String {
+        format!("http://{}/v1", self.listen)
+    }
+
+    /// A page of the admin server that is JSON.
+    pub async fn admin(&self, path: &str) -> Result<Value> {
+        Request::get(&self.admin, path).json().await
+    }
+
+    /// The last `n` decisions, oldest first.
+    pub async fn decisions(&self, n: usize) -> Result<Vec<Decision>> {
+        let answer = self.admin(&format!("/decisions?n={n}")).await?;
+        let mut all: Vec<_> = list(&answer).iter().cloned().map(Decision).collect();
+        all.sort_by_key(Decision::id);
+        Ok(all)
+    }
+
+    /// The decision of a request.
+    pub async fn decision(&self, request_id: &str) -> Result<Decision> {
+        self.decisions(64)
+            .await?
+            .into_iter()
+            .rfind(|d| d.0["request_id"] == request_id)
+            .with_context(|| format!("no decision for request {request_id}"))
+    }
+
+    /// The sum over the series of a metric whose label text contains all of `labels`.
+    pub async fn metric(&self, name: &str, labels: &[&str]) -> Result<f64> {
+        metric(&self.admin, name, labels).await
+    }
+
+    /// Signals it.
+    pub async fn signal(&self, signal: Signal) -> Result<()> {
+        self.process.lock().await.signal(signal)
+    }
+
+    /// CPU time that it has used.
+    pub async fn cpu(&self) -> Duration {
+        self.process.lock().await.cpu()
+    }
+
+    /// Whether it still runs and has not panicked.
+    pub async fn check(&self) -> Result<()> {
+        let mut process = self.process.lock().await;
+        if let Some(status) = process.exited() {
+            bail!("the gateway exited ({status}):\n{}", process.tail(25));
+        }
+        let log = fs::read_to_string(process.log()).unwrap_or_default();
+        if let Some(line) = log.lines().find(|l| l.contains("panicked at")) {
+            bail!("the gateway panicked: {line}");
+        }
+        Ok(())
+    }
+}
+
+/// A decision record of the admin server.
+#[derive(Clone, Debug)]
+pub struct Decision(pub Value);
+
+/// One candidate of a decision.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a>(pub &'a Value);
+
+// === impl Decision ===
+
+impl Decision {
+    /// Counts up.
+    pub fn id(&self) -> u64 {
+        self.0["id"].as_u64().unwrap_or(0)
+    }
+
+    /// Which knowledge it rests on.
+    pub fn rung(&self) -> &str {
+        self.0["rung"].as_str().unwrap_or("")
+    }
+
+    /// Prompt tokens.
+    pub fn tokens(&self) -> Option<u64> {
+        self.0["tokens"].as_u64()
+    }
+
+    /// All that were scored.
+    pub fn candidates(&self) -> Vec<Candidate<'_>> {
+        list(&self.0["candidates"]).iter().map(Candidate).collect()
+    }
+
+    /// The one that was chosen.
+    pub fn chosen(&self) -> Result<Candidate<'_>> {
+        let index = self.0["chosen"].as_u64().context("chosen")?;
+        self.0["candidates"]
+            .get(index as usize)
+            .map(Candidate)
+            .context("the chosen candidate")
+    }
+
+    /// The candidate at an address.
+    pub fn at(&self, authority: &str) -> Option<Candidate<'_>> {
+        self.candidates()
+            .into_iter()
+            .find(|c| c.authority() == authority)
+    }
+}
+
+// === impl Candidate ===
+
+impl<'a> Candidate<'a> {
+    /// `host:port`.
+    pub fn authority(&self) -> &'a str {
+        self.0["endpoint"].as_str().unwrap_or("")
+    }
+
+    /// Tokens it was thought to have cached.
+    pub fn cached(&self) -> Option<u64> {
+        self.0["cached"].as_u64()
+    }
+
+    /// The number of the last batch that had been applied.
+    pub fn seq(&self) -> Option<u64> {
+        self.0["seq"].as_u64()
+    }
+
+    /// Predicted TTFT.
+    pub fn ttft(&self) -> Option<Duration> {
+        self.0["ttft"].as_f64().map(Duration::from_secs_f64)
+    }
+}
+
+/// The items of an array, or of the first array in an object.
+fn list(value: &Value) -> &[Value] {
+    match value {
+        Value::Array(items) => items,
+        Value::Object(map) => map
+            .values()
+            .find_map(Value::as_array)
+            .map_or(&[], Vec::as_slice),
+        _ => &[],
+    }
+}

@@ -1,0 +1,13 @@
+//! The tests, in the order in which they run: those that share engines stand together.
+
+use crate::suite::Test;
+
+pub mod clients;
+pub mod driver;
+pub mod faults;
+pub mod residency;
+
+/// All tests of all suites.
+pub fn all() -> Vec<Test> {
+    [residency::tests(), faults::tests(), clients::tests()].concat()
+}
