@@ -1,0 +1,4 @@
+//! Tests of the index as a whole.
+
+mod fuzz;
+mod model;
