@@ -29,19 +29,25 @@ pub fn unescape(raw: &[u8]) -> Result<Cow<'_, str>, LoneSurrogate> {
             .map(Cow::Borrowed)
             .map_err(|_| LoneSurrogate);
     };
-    let mut text = String::with_capacity(raw.len());
+    // Built as bytes and checked once: between two escapes there are a few dozen bytes only.
+    let mut text = Vec::with_capacity(raw.len());
     let mut rest = raw;
     let mut next = Some(first);
     while let Some(at) = next {
         let (plain, escape) = rest.split_at_checked(at).ok_or(LoneSurrogate)?;
-        text.push_str(str::from_utf8(plain).map_err(|_| LoneSurrogate)?);
+        text.extend_from_slice(plain);
         let (c, len) = escaped(escape)?;
-        text.push(c);
+        match u8::try_from(c) {
+            Ok(b) if b.is_ascii() => text.push(b),
+            _ => text.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
         rest = escape.get(len..).unwrap_or_default();
         next = memchr::memchr(b'\\', rest);
     }
-    text.push_str(str::from_utf8(rest).map_err(|_| LoneSurrogate)?);
-    Ok(Cow::Owned(text))
+    text.extend_from_slice(rest);
+    String::from_utf8(text)
+        .map(Cow::Owned)
+        .map_err(|_| LoneSurrogate)
 }
 
 /// The character that `escape` begins with and how many bytes stand for it.
