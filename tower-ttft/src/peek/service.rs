@@ -18,6 +18,7 @@ use std::{
     task::{Context, Poll},
     time::Duration,
 };
+use tokio::time::Instant;
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -225,8 +226,9 @@ impl PeekParams {
             None => 0,
         };
         let mut share = Share::none();
+        let mut wait = self.budget_wait;
         if expected > 0 {
-            match self.budget.share(expected, self.budget_wait).await {
+            match self.budget.share(expected, wait).await {
                 Some(paid) => share = paid,
                 None => return Ok(Buffered::Partly(VecDeque::new(), BodyRead::NoBudget)),
             }
@@ -253,10 +255,13 @@ impl PeekParams {
             }
             if len > share.bytes() {
                 let step = len.next_power_of_two().max(MIN_STEP).min(cap) - share.bytes();
-                match self.budget.share(step, self.budget_wait).await {
+                // All waits of a body together are bounded, not each.
+                let asked = Instant::now();
+                match self.budget.share(step, wait).await {
                     Some(more) => share.add(more),
                     None => return partly(buffer, share, data, BodyRead::NoBudget),
                 }
+                wait = wait.saturating_sub(Instant::now().saturating_duration_since(asked));
                 buffer.reserve_exact(share.bytes() - buffer.len());
             }
             // Copied even where it is the only frame: a frame is a slice of the connection's read buffer and would keep

@@ -198,6 +198,29 @@ async fn without_memory_reading_waits_two_seconds_and_then_streams() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn all_waits_of_a_body_together_are_bounded() {
+    let params = params();
+    let mut held = params.budget.try_share(300_000).expect("all of it");
+    // Memory comes back drop by drop, each time within the two seconds.
+    let dripping = tokio::spawn(async move {
+        for _ in 0..10 {
+            time::sleep(Duration::from_millis(1500)).await;
+            held.shrink_to(held.bytes() - 30_000);
+        }
+    });
+    let body = chat(100_000);
+    let start = Instant::now();
+    let script = Scripted::new(body.chunks(9_999).map(Bytes::copy_from_slice));
+    let (info, replay) = peeked(&params, post("/v1/chat/completions", script))
+        .await
+        .expect("streamed on");
+    assert_eq!(info.read, BodyRead::NoBudget);
+    assert_eq!(Instant::now() - start, 2 * SECOND);
+    assert_eq!(replay.collect().await.expect("no error").to_bytes(), body);
+    dripping.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn memory_that_runs_out_within_a_body() {
     let mut params = params();
     params.budget = Budget::new(40_000);
