@@ -1,7 +1,7 @@
 //! From a request of one model to its prompt, by the best way there is.
 use super::{
     Encode, LocalModel, Offload, Prompt, PromptFamilies, Reason, RemoteTokenizer, Rendered, Source,
-    approximate,
+    Text, approximate,
     approximate::Ratio,
     metrics::PromptMetrics,
     offload::{BlockingPool, Full},
@@ -223,8 +223,9 @@ impl Encoder {
                 .await;
         }
         let rendered = guarded(|| local.render(req))?;
-        let uncached: usize = rendered.texts.iter().map(|t| local.uncached(t)).sum();
-        if uncached <= inline {
+        let sum = |of: &dyn Fn(&Text) -> usize| rendered.texts.iter().map(of).sum::<usize>();
+        // Most prompts are shorter than that: what is cached of them need not be known before.
+        if sum(&|t| t.text.len()) <= inline || sum(&|t| local.uncached(t)) <= inline {
             return guarded(|| self.finish(&**local, &rendered, roots));
         }
         let (this, local) = (self.clone(), local.clone());
@@ -241,9 +242,7 @@ impl Encoder {
         let late = self.inner.metrics.late();
         let job = Box::new(move || {
             // Nobody waits for what has not even begun in time.
-            if tx.is_closed() {
-                late.inc();
-            } else if tx.send(guarded(work)).is_err() {
+            if tx.is_closed() || tx.send(guarded(work)).is_err() {
                 late.inc();
             }
         });
@@ -354,7 +353,7 @@ pub(super) mod tests {
     use super::*;
     use crate::{
         peek::Api,
-        prompt::{InPlace, Job, Media, RemoteError, RemotePrompt, Text, read::tests::request},
+        prompt::{InPlace, Job, Media, RemoteError, RemotePrompt, read::tests::request},
     };
     use parking_lot::Mutex;
     use std::sync::atomic::AtomicUsize;

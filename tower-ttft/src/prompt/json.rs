@@ -54,39 +54,9 @@ impl<'a> Json<'a> {
         Ok(value)
     }
 
-    /// A string that owns or borrows its text.
-    pub(crate) fn str(s: impl Into<Cow<'a, str>>) -> Self {
-        Self::Str(s.into())
-    }
-
-    /// An object of pairs in this order.
-    pub(crate) fn object<const N: usize>(pairs: [(&'static str, Json<'a>); N]) -> Self {
-        Self::Object(pairs.into_iter().map(|(k, v)| (k.into(), v)).collect())
-    }
-
     pub(crate) fn get(&self, key: &str) -> Option<&Json<'a>> {
         match self {
             Self::Object(pairs) => pairs.iter().find(|(k, _)| k == key).map(|(_, v)| v),
-            _ => None,
-        }
-    }
-
-    /// Like [`Json::get`], but a null counts as absent.
-    pub(crate) fn some(&self, key: &str) -> Option<&Json<'a>> {
-        self.get(key).filter(|v| **v != Self::Null)
-    }
-
-    pub(crate) fn as_str(&self) -> Option<&str> {
-        match self {
-            Self::Str(s) => Some(s),
-            _ => None,
-        }
-    }
-
-    /// The string itself, for those who keep it.
-    pub(crate) fn as_cow(&self) -> Option<&Cow<'a, str>> {
-        match self {
-            Self::Str(s) => Some(s),
             _ => None,
         }
     }
@@ -103,42 +73,6 @@ impl<'a> Json<'a> {
         match self {
             Self::Int(i) => u32::try_from(*i).ok(),
             _ => None,
-        }
-    }
-
-    /// Sets a key of an object, where it is or at the end.
-    pub(crate) fn set(&mut self, key: &'static str, value: Json<'a>) {
-        if let Self::Object(pairs) = self {
-            match pairs.iter_mut().find(|(k, _)| k == key) {
-                Some((_, v)) => *v = value,
-                None => pairs.push((key.into(), value)),
-            }
-        }
-    }
-
-    /// Whether Python takes it for true.
-    pub(crate) fn truthy(&self) -> bool {
-        match self {
-            Self::Null => false,
-            Self::Bool(b) => *b,
-            Self::Int(i) => *i != 0,
-            Self::BigInt(_) => true,
-            Self::Float(f) => *f != 0.0,
-            Self::Str(s) => !s.is_empty(),
-            Self::Array(a) => !a.is_empty(),
-            Self::Object(o) => !o.is_empty(),
-        }
-    }
-
-    /// The same object with the named keys first and in that order, as pydantic writes a typed dictionary.
-    pub(crate) fn reordered(self, first: &[&str]) -> Self {
-        match self {
-            Self::Object(mut pairs) => {
-                pairs
-                    .sort_by_key(|(k, _)| first.iter().position(|f| f == k).unwrap_or(first.len()));
-                Self::Object(pairs)
-            }
-            other => other,
         }
     }
 }
@@ -426,7 +360,7 @@ mod tests {
     fn strings_unescape_and_refuse_what_cannot_be_text() {
         assert_eq!(
             parse(r#""a\n\u00e9\ud83d\ude00\/""#),
-            Ok(Json::str("a\né😀/"))
+            Ok(Json::Str("a\né😀/".into()))
         );
         assert!(matches!(
             parse(r#""plain""#),
@@ -481,7 +415,7 @@ mod tests {
         #[test]
         fn strings_survive_serde(s in any::<String>()) {
             let text = serde_json::to_string(&s).unwrap();
-            prop_assert_eq!(parse(&text), Ok(Json::str(s.as_str())));
+            prop_assert_eq!(parse(&text), Ok(Json::Str(s.as_str().into())));
         }
     }
 }

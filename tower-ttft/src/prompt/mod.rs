@@ -1,12 +1,14 @@
 //! From a request to tokens and prefix keys.
 //!
 //! An [`Encoder`] serves one base model. It takes token ids from the request itself where it has some, else from the
-//! local tokenizer and template (feature `tokenizer`), else from an engine ([`RemoteTokenizer`]),
+//! local tokenizer and template (`LocalTokenizer`, feature `tokenizer`), else from an engine ([`RemoteTokenizer`]),
 //! and else lets bytes stand for tokens. It never fails a request: every fallback is counted by its reason in
 //! `forebay_prompt_source_total` and visible in [`Prompt::source`]. [`EncodeLayer`] puts it on the path of requests.
 
 mod approximate;
 mod breaker;
+#[cfg(feature = "tokenizer")]
+mod chat;
 mod encoder;
 mod json;
 mod layer;
@@ -15,8 +17,14 @@ mod model;
 mod offload;
 mod read;
 mod remote;
+#[cfg(feature = "tokenizer")]
+mod template;
+#[cfg(feature = "tokenizer")]
+mod tokenizer;
 mod verify;
 
+#[cfg(feature = "tokenizer")]
+pub use self::tokenizer::{LoadError, LocalParams, LocalTokenizer, SegmentCacheStats};
 pub use self::{
     encoder::{Adapter, Encoder, EncoderParams},
     layer::{EncodeLayer, EncodeService},
