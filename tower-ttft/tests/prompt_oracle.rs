@@ -10,13 +10,12 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use serde_json::{Value, json};
 use std::{
     io::{BufRead, BufReader, Write},
-    ops::Range,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Arc,
 };
 use tower_ttft::{
-    peek::{Api, BodyRead, InferenceRequest},
+    peek::{Api, InferenceRequest, read},
     prompt::{LocalModel, LocalParams, LocalTokenizer, Reason},
 };
 
@@ -27,29 +26,11 @@ const SCRIPT: &str = concat!(
 
 /// A request as the peek layer would pass it on.
 fn request(api: Api, body: &Value) -> InferenceRequest {
-    let text = bytes::Bytes::from(serde_json::to_vec(body).unwrap());
-    let raw: std::collections::BTreeMap<String, &serde_json::value::RawValue> =
-        serde_json::from_slice(&text).unwrap();
-    let fields: Vec<(Box<str>, Range<usize>)> = raw
-        .iter()
-        .map(|(k, v)| {
-            let start = v.get().as_ptr() as usize - text.as_ptr() as usize;
-            (k.as_str().into(), start..start + v.get().len())
-        })
-        .collect();
-    InferenceRequest {
+    read(
         api,
-        model: None,
-        stream: false,
-        include_usage: false,
-        max_tokens: None,
-        n: 1,
-        cache_salt: None,
-        priority: None,
-        read: BodyRead::Parsed,
-        fields: fields.into(),
-        body: text.clone(),
-    }
+        &http::HeaderMap::new(),
+        bytes::Bytes::from(body.to_string()),
+    )
 }
 
 fn name(api: Api) -> &'static str {

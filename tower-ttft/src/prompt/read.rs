@@ -153,32 +153,11 @@ impl Bytes {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use std::{ops::Range, sync::Arc};
 
-    /// A request as peek would read it: `body` is an object, values are found by serde.
+    /// A request as peek reads it.
     pub(in crate::prompt) fn request(api: Api, body: &str) -> InferenceRequest {
         let body = bytes::Bytes::copy_from_slice(body.as_bytes());
-        let raw: std::collections::BTreeMap<String, &serde_json::value::RawValue> =
-            serde_json::from_slice(&body).expect("a JSON object");
-        let fields: Vec<(Box<str>, Range<usize>)> = raw
-            .iter()
-            .map(|(k, v)| {
-                let start = v.get().as_ptr() as usize - body.as_ptr() as usize;
-                (k.as_str().into(), start..start + v.get().len())
-            })
-            .collect();
-        let text = |name: &str| -> Option<Arc<str>> {
-            serde_json::from_str::<String>(raw.get(name)?.get())
-                .ok()
-                .map(Into::into)
-        };
-        InferenceRequest {
-            model: text("model"),
-            cache_salt: text("cache_salt"),
-            fields: fields.into(),
-            body: body.clone(),
-            ..InferenceRequest::unread(api, BodyRead::Parsed)
-        }
+        crate::peek::read(api, &http::HeaderMap::new(), body)
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Comparing our tokens with an engine's, before and while they are believed.
 use super::{Encoder, RemoteTokenizer};
-use crate::peek::{Api, BodyRead, InferenceRequest};
+use crate::peek::{self, Api, InferenceRequest};
 use bytes::Bytes;
-use std::{sync::Arc, time::Duration};
+use http::HeaderMap;
+use std::time::Duration;
 
 /// What a comparison found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,21 +94,9 @@ fn difference(ours: &[Vec<u32>], theirs: &[Vec<u32>]) -> Option<usize> {
 }
 
 fn probe(api: Api, model: &str, field: &str, value: &str) -> InferenceRequest {
-    let model_json = serde_json::Value::from(model).to_string();
-    let head = "{\"model\":";
-    let middle = format!(",\"{field}\":");
-    let body = format!("{head}{model_json}{middle}{value}}}");
-    let model_range = head.len()..head.len() + model_json.len();
-    let start = model_range.end + middle.len();
-    InferenceRequest {
-        model: Some(Arc::from(model)),
-        body: Bytes::from(body),
-        fields: Arc::new([
-            (Box::from("model"), model_range),
-            (Box::from(field), start..start + value.len()),
-        ]),
-        ..InferenceRequest::unread(api, BodyRead::Parsed)
-    }
+    let model = serde_json::Value::from(model);
+    let body = format!("{{\"model\":{model},\"{field}\":{value}}}");
+    peek::read(api, &HeaderMap::new(), Bytes::from(body))
 }
 
 #[cfg(test)]
@@ -122,6 +111,7 @@ mod tests {
     };
     use futures::future::BoxFuture;
     use parking_lot::Mutex;
+    use std::sync::Arc;
 
     struct Engine(Mutex<Option<u32>>);
 
