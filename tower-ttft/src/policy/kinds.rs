@@ -30,6 +30,9 @@ pub struct Contender {
     pub bias: f64,
     /// The predictor's own relative error for this prediction.
     pub error: f64,
+    /// Seconds that requests with this prefix have waited at its holders lately; 0 at a holder. Where λ prices work, a
+    /// copy is paid for with it.
+    pub rent: f64,
     /// Among equals, others go first for now: a newcomer that has had its share.
     pub yields: bool,
 }
@@ -216,12 +219,17 @@ impl Policy for Priced {
     }
 
     fn score(&self, c: &Contender) -> f64 {
-        c.ttft + self.lambda * c.own
+        if self.lambda > 0.0 {
+            // The work of a copy that is paid for counts no more; the wait of this one request still does not go below 0.
+            (c.ttft + self.lambda * c.own - c.rent).max(0.0)
+        } else {
+            c.ttft
+        }
     }
 
     fn band(&self, best: &Contender) -> f64 {
-        // A difference well inside the predictor's own error says nothing.
-        (best.error / 2.0).clamp(0.02, 0.15)
+        // A difference inside the predictor's own error says nothing, and within a tenth the choice costs little.
+        best.error.clamp(0.1, 0.15)
     }
 }
 

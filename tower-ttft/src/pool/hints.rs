@@ -107,9 +107,4 @@ impl Hints {
             announced < whole.max(1)
         });
     }
-
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.list.len()
-    }
 }

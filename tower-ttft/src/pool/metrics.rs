@@ -73,6 +73,11 @@ pub(crate) struct EndpointMetrics {
     pub(crate) distrusted: Counter,
     pub(crate) seconds_per_token: Gauge<f64, AtomicU64>,
     audit_state: Gauge,
+    /// As [`ENDS`], [`AUDITED`] and [`BLOCKS`]. Held from the start: whoever looks a series up makes it, also after its
+    /// endpoint is gone.
+    ends: [Counter; 4],
+    audited: [Counter; 3],
+    blocks: [Counter; 4],
 }
 
 /// A text of which there are few.
@@ -140,7 +145,7 @@ struct EventLabels {
     blocks: Word,
 }
 
-/// Words of [`AuditLabels`].
+/// Words of [`AuditLabels`], in the order of [`Audited`].
 const AUDITED: [&str; 3] = ["equal", "over", "under"];
 /// Words of [`EndLabels`].
 const ENDS: [End; 4] = [End::Complete, End::EngineError, End::Broken, End::Cancelled];
@@ -390,6 +395,9 @@ impl PoolMetrics {
             distrusted: f.distrusted.get_or_create_owned(&labels),
             seconds_per_token: f.seconds_per_token.get_or_create_owned(&labels),
             audit_state: f.audit_state.get_or_create_owned(&labels),
+            ends: ENDS.map(|end| f.ends.get_or_create_owned(&labels.end(end))),
+            audited: AUDITED.map(|w| f.audit.get_or_create_owned(&labels.audit(w))),
+            blocks: BLOCKS.map(|w| f.events.get_or_create_owned(&labels.event(w))),
             families: f.clone(),
             labels,
         }
@@ -409,19 +417,16 @@ impl PoolMetrics {
 
 impl EndpointMetrics {
     pub(crate) fn ended(&self, end: End) {
-        self.families.ends.get_or_create(&self.end(end)).inc();
+        let counters = ENDS.iter().zip(&self.ends);
+        for (_, counter) in counters.filter(|(e, _)| **e == end) {
+            counter.inc();
+        }
     }
 
     pub(crate) fn audited(&self, audited: Audited) {
-        let word = match audited {
-            Audited::Equal => AUDITED[0],
-            Audited::Over => AUDITED[1],
-            Audited::Under => AUDITED[2],
-        };
-        self.families
-            .audit
-            .get_or_create(&self.audit_labels(word))
-            .inc();
+        if let Some(counter) = self.audited.get(audited as usize) {
+            counter.inc();
+        }
     }
 
     pub(crate) fn audit_state(&self, state: AuditState) {
@@ -439,13 +444,8 @@ impl EndpointMetrics {
             applied.orphans,
             applied.unkeyed,
         ];
-        for (word, n) in BLOCKS.iter().zip(counts) {
-            if n > 0 {
-                self.families
-                    .events
-                    .get_or_create(&self.event_labels(word))
-                    .inc_by(u64::from(n));
-            }
+        for (counter, n) in self.blocks.iter().zip(counts) {
+            counter.inc_by(u64::from(n));
         }
     }
 
@@ -470,36 +470,40 @@ impl EndpointMetrics {
             });
         }
         for end in ENDS {
-            f.ends.remove(&self.end(end));
+            f.ends.remove(&self.labels.end(end));
         }
         for word in AUDITED {
-            f.audit.remove(&self.audit_labels(word));
+            f.audit.remove(&self.labels.audit(word));
         }
         for word in BLOCKS {
-            f.events.remove(&self.event_labels(word));
+            f.events.remove(&self.labels.event(word));
         }
     }
+}
 
+// === impl EndpointLabels ===
+
+impl EndpointLabels {
     fn end(&self, end: End) -> EndLabels {
         EndLabels {
-            model: self.labels.model.clone(),
-            endpoint: self.labels.endpoint.clone(),
+            model: self.model.clone(),
+            endpoint: self.endpoint.clone(),
             end: Word(decision::name(end)),
         }
     }
 
-    fn audit_labels(&self, cached: &'static str) -> AuditLabels {
+    fn audit(&self, cached: &'static str) -> AuditLabels {
         AuditLabels {
-            model: self.labels.model.clone(),
-            endpoint: self.labels.endpoint.clone(),
+            model: self.model.clone(),
+            endpoint: self.endpoint.clone(),
             cached: Word(cached),
         }
     }
 
-    fn event_labels(&self, blocks: &'static str) -> EventLabels {
+    fn event(&self, blocks: &'static str) -> EventLabels {
         EventLabels {
-            model: self.labels.model.clone(),
-            endpoint: self.labels.endpoint.clone(),
+            model: self.model.clone(),
+            endpoint: self.endpoint.clone(),
             blocks: Word(blocks),
         }
     }

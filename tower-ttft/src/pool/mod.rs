@@ -10,6 +10,7 @@
 mod audit;
 mod breaker;
 mod decision;
+mod demand;
 mod endpoint;
 mod hints;
 mod metrics;
@@ -30,6 +31,7 @@ pub use self::{
 
 use self::{
     breaker::Breaker,
+    demand::Demand,
     endpoint::{Member, MemberState},
     residency::CacheModel,
 };
@@ -147,6 +149,7 @@ struct Choice {
     next: u64,
     model: TtftModel,
     breakers: HashMap<Address, Breaker>,
+    demand: Demand,
     /// Mean tokens that our requests compute; others' are taken to be alike.
     uncached: Option<f64>,
 }
@@ -182,6 +185,7 @@ impl Pool {
                     next: 0,
                     model: TtftModel::default(),
                     breakers: HashMap::new(),
+                    demand: Demand::default(),
                     uncached: None,
                 }),
                 decisions: DecisionLog::new(DECISIONS),

@@ -9,9 +9,11 @@ use super::{
     ticket::TicketParams,
 };
 use crate::{
+    chain::{ATOM_BYTES, ATOM_TOKENS, ChainKind},
     load::{Booked, LoadView},
     policy::{Contender, FEWER_OF_TWO, LEAST_WORK, Policy, Routing, Sample, choose},
     predict::{Inputs, Prediction},
+    prompt::Prompt,
 };
 use smallvec::SmallVec;
 use std::{sync::Arc, time::Duration};
@@ -101,6 +103,7 @@ impl Pool {
             choice.weigh(r, req, active.spec.load_max_age, now);
         }
         contend(&mut running, req.prompt.tokens);
+        let prefix = choice.rent(&mut running, &req.prompt, now);
 
         let (policy, cap, reason) = fallback(&*active.policy, active.spec.routing, req, &running);
         if let Some(reason) = reason {
@@ -135,6 +138,9 @@ impl Pool {
             chosen,
         });
         let ticket = choice.book(winner, &running, id, req, now);
+        if let Some((prefix, held)) = prefix {
+            choice.settle(prefix, held, winner, &running, now);
+        }
         let params = TicketParams {
             endpoint: Endpoint {
                 pool: self.inner.clone(),
@@ -165,7 +171,7 @@ impl Pool {
 // === impl Inner ===
 
 impl Inner {
-    fn overlaps(&self, prompt: &crate::prompt::Prompt, members: &[&Arc<Member>]) -> Vec<Overlap> {
+    fn overlaps(&self, prompt: &Prompt, members: &[&Arc<Member>]) -> Vec<Overlap> {
         let mut matches = self.scratch.lock().pop().unwrap_or_default();
         // One lookup answers for all; who has no use for it does not ask.
         let mut looked = false;
@@ -286,6 +292,51 @@ impl Choice {
         r.capacity = capacity.tokens.filter(|t| *t > 0).map(|t| t as f64);
     }
 
+    /// The longest prefix that anyone holds, and how much that is. Those that do not hold it are offered the rent that was
+    /// paid for it; where a copy evicts something else it costs twice as much.
+    fn rent(
+        &self,
+        running: &mut [Running<'_>],
+        prompt: &Prompt,
+        now: Instant,
+    ) -> Option<(u64, u32)> {
+        let held = running.iter().map(|r| r.cached).max()?;
+        let atoms = match prompt.chain.kind() {
+            ChainKind::Tokens => held as usize / ATOM_TOKENS,
+            ChainKind::Bytes => {
+                let bytes = u64::from(held) * u64::from(prompt.bytes);
+                (bytes / u64::from(prompt.tokens.max(1))) as usize / ATOM_BYTES
+            }
+        };
+        let prefix = *prompt.chain.keys().get(atoms.checked_sub(1)?)?;
+        let rent = self.demand.rent(prefix, now);
+        for r in running.iter_mut().filter(|r| !r.holds(held)) {
+            let full = r.capacity.is_some_and(|c| r.resident >= 0.9 * c);
+            r.contender.rent = if full { rent / 2.0 } else { rent };
+        }
+        Some((prefix, held))
+    }
+
+    /// The winner is a holder, and pays rent if another was free; or it is not, and a copy is bought.
+    fn settle(
+        &mut self,
+        prefix: u64,
+        held: u32,
+        winner: &Running<'_>,
+        running: &[Running<'_>],
+        now: Instant,
+    ) {
+        if !winner.holds(held) {
+            self.demand.buy(prefix);
+            return;
+        }
+        let wait = |r: &Running<'_>| r.prediction.terms.backlog + r.prediction.terms.slot;
+        let free = running.iter().filter(|r| !r.holds(held)).map(wait);
+        if let Some(free) = free.min_by(f64::total_cmp) {
+            self.demand.pay(prefix, wait(winner) - free, now);
+        }
+    }
+
     /// Books the winner; gives its number there.
     fn book(
         &mut self,
@@ -331,6 +382,11 @@ impl Choice {
 // === impl Running ===
 
 impl Running<'_> {
+    /// Whether it holds nearly all of the longest prefix that anyone holds.
+    fn holds(&self, held: u32) -> bool {
+        u64::from(self.cached) * 10 >= u64::from(held) * 9
+    }
+
     fn candidate(&self, score: f64) -> Candidate {
         Candidate {
             endpoint: self.member.id.clone(),
@@ -393,6 +449,7 @@ fn contend(running: &mut [Running<'_>], tokens: u32) {
             last: r.last,
             bias,
             error: r.prediction.error,
+            rent: 0.0,
             yields: catching_up && r.credit < 1.0,
         };
     }

@@ -126,20 +126,21 @@ impl CacheModel {
         (lo as u64 * u64::from(cut.tokens)).min(u64::from(tokens)) as u32
     }
 
-    /// The engine computed or used this prompt, and generated so many tokens behind it, whose blocks take space.
-    pub(crate) fn used(&mut self, chain: &Chain, tokens: u32, bytes: u32, generated: u32) {
+    /// The engine computed or used this prompt. At its end, `generated` says how many tokens came behind it, whose blocks
+    /// take space.
+    pub(crate) fn used(&mut self, chain: &Chain, tokens: u32, bytes: u32, generated: Option<u32>) {
         let cut = self.cut(chain.kind(), tokens, bytes);
         let blocks = chain.keys().len() / cut.atoms;
-        let whole = blocks as u64 * u64::from(cut.tokens);
-        let rest = (u64::from(tokens) + u64::from(generated)).saturating_sub(whole);
-        // What follows cannot be named: its text may be other tokens when it comes back. It is only remembered as used space.
-        for _ in 0..rest
-            .div_ceil(u64::from(self.block_size))
-            .min(MAX_BLOCKS as u64)
-        {
-            self.anonymous += 1;
-            let key = self.anonymous.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            self.push(key, self.block_size);
+        // What follows cannot be named: its text may be other tokens when it comes back. It is remembered as used space.
+        if let Some(generated) = generated {
+            let whole = blocks as u64 * u64::from(cut.tokens);
+            let rest = (u64::from(tokens) + u64::from(generated)).saturating_sub(whole);
+            let size = u64::from(self.block_size);
+            for _ in 0..rest.div_ceil(size).min(MAX_BLOCKS as u64) {
+                self.anonymous += 1;
+                let key = self.anonymous.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                self.push(key, self.block_size);
+            }
         }
         for block in (0..blocks).rev() {
             if let Some(key) = self.key(chain, cut, block) {
@@ -302,7 +303,7 @@ mod tests {
         let mut m = CacheModel::new(Some(32), Some(100));
         let a = numbered(1, 100);
         assert_eq!(m.held(&a, 100, 0), 0);
-        m.used(&a, 100, 0, 0);
+        m.used(&a, 100, 0, None);
         assert_eq!(m.held(&a, 100, 0), 96);
         // A longer prompt that begins alike shares the blocks.
         let longer = numbered(1, 1000);
@@ -316,10 +317,10 @@ mod tests {
         // Ten usable blocks.
         let mut m = CacheModel::new(Some(16), Some(11));
         let (a, b, c) = (numbered(1, 64), numbered(2, 64), numbered(3, 64));
-        m.used(&a, 64, 0, 0);
-        m.used(&b, 64, 0, 0);
-        m.used(&a, 64, 0, 0);
-        m.used(&c, 64, 0, 0);
+        m.used(&a, 64, 0, None);
+        m.used(&b, 64, 0, None);
+        m.used(&a, 64, 0, None);
+        m.used(&c, 64, 0, None);
         assert_eq!(m.held(&a, 64, 0), 64);
         assert_eq!(m.held(&b, 64, 0), 32, "its last two blocks went first");
         assert_eq!(m.held(&c, 64, 0), 64);
@@ -330,8 +331,8 @@ mod tests {
     fn generated_tokens_take_space() {
         let mut m = CacheModel::new(Some(16), Some(11));
         let (a, b) = (numbered(1, 64), numbered(2, 64));
-        m.used(&a, 64, 0, 0);
-        m.used(&b, 64, 0, 40);
+        m.used(&a, 64, 0, None);
+        m.used(&b, 64, 0, Some(40));
         assert!(m.held(&a, 64, 0) < 64);
         assert_eq!(m.held(&b, 64, 0), 64);
     }
@@ -341,7 +342,7 @@ mod tests {
         let mut m = CacheModel::new(Some(16), Some(1000));
         let (a, b, c) = (numbered(1, 64), numbered(2, 64), numbered(3, 64));
         for x in [&a, &b, &c] {
-            m.used(x, 64, 0, 0);
+            m.used(x, 64, 0, None);
         }
         m.missed(&b, 64, 0, 32);
         assert_eq!(m.held(&a, 64, 0), 0, "used before b");
@@ -356,7 +357,7 @@ mod tests {
         let text = vec![b'x'; 6400];
         let c = ks.bytes(root, &text);
         let mut m = CacheModel::new(Some(16), Some(1000));
-        m.used(&c, 1600, 6400, 0);
+        m.used(&c, 1600, 6400, None);
         assert_eq!(m.held(&c, 1600, 6400), 1600);
         let half = ks.bytes(root, &text[..3200]);
         assert_eq!(m.held(&half, 800, 3200), 800);
@@ -366,7 +367,7 @@ mod tests {
     fn odd_block_sizes_are_followed_by_atoms() {
         let mut m = CacheModel::new(Some(24), Some(100));
         let a = numbered(1, 100);
-        m.used(&a, 100, 0, 0);
+        m.used(&a, 100, 0, None);
         assert_eq!(m.held(&a, 100, 0), 96);
     }
 
@@ -379,7 +380,7 @@ mod tests {
             let mut anonymous = 1u64 << 60;
             for (which, atoms, generated) in ops {
                 let c = numbered(which, atoms * 16);
-                m.used(&c, atoms * 16, 0, generated * 16);
+                m.used(&c, atoms * 16, 0, Some(generated * 16));
                 for _ in 0..generated {
                     anonymous += 1;
                     list.push(anonymous);

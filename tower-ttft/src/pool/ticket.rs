@@ -150,7 +150,7 @@ impl Ticket {
             state.first_tokens += 1;
         }
         let p = &self.prompt;
-        member.guess.lock().used(&p.chain, p.tokens, p.bytes, 0);
+        member.guess.lock().used(&p.chain, p.tokens, p.bytes, None);
     }
 
     /// What a first token teaches.
@@ -205,7 +205,7 @@ impl Ticket {
             member
                 .guess
                 .lock()
-                .used(&p.chain, p.tokens, p.bytes, generated);
+                .used(&p.chain, p.tokens, p.bytes, Some(generated));
         }
         self.judge(now, end);
         if end == End::Complete {
@@ -294,7 +294,7 @@ impl Ticket {
             let mut guess = member.guess.lock();
             guess.missed(&p.chain, p.tokens, p.bytes, reported);
             // This request itself was computed since.
-            guess.used(&p.chain, p.tokens, p.bytes, usage.completion_tokens);
+            guess.used(&p.chain, p.tokens, p.bytes, None);
         }
     }
 

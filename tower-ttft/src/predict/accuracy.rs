@@ -136,10 +136,18 @@ impl Accuracy {
             .map_or(UNKNOWN, |w| w.median)
     }
 
-    /// Not after many predictions of this kind were wrong by more than a factor of four.
+    /// Not after many predictions of this kind were wrong by more than a factor of four. Where there are not many yet,
+    /// the same prompts with, or without, work ahead speak for it.
     pub(super) fn trusted(&self, regime: Regime) -> bool {
-        self.window(regime)
-            .is_none_or(|w| w.errors.len() < ENOUGH || w.median < UNTRUSTED)
+        let verdict = |regime| {
+            let w = self.window(regime)?;
+            (w.errors.len() >= ENOUGH).then_some(w.median < UNTRUSTED)
+        };
+        let other = Regime {
+            queued: !regime.queued,
+            ..regime
+        };
+        verdict(regime).or_else(|| verdict(other)).unwrap_or(true)
     }
 
     /// Factors from a prediction to the median and to the 90th percentile of what comes.

@@ -1,1 +1,4 @@
-
+mod accounting;
+mod pathologies;
+mod residency;
+mod sim;
