@@ -29,12 +29,13 @@ pub struct QueueParams {
 }
 
 /// Requests that wait for an endpoint. Clones are the same queue.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Queue {
     inner: Arc<Inner>,
 }
 
 /// A request's place in the queue.
+#[derive(Debug)]
 pub struct Place {
     inner: Arc<Inner>,
     waiter: Arc<Waiter>,
@@ -42,11 +43,13 @@ pub struct Place {
     since: Instant,
 }
 
+#[derive(Debug)]
 struct Inner {
     state: Mutex<State>,
     metrics: PoolMetrics,
 }
 
+#[derive(Debug)]
 struct State {
     params: QueueParams,
     waiters: VecDeque<Arc<Waiter>>,
@@ -54,7 +57,7 @@ struct State {
 }
 
 /// Someone who waits to be first.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Waiter {
     first: Notify,
 }
@@ -195,9 +198,9 @@ mod tests {
     async fn is_bounded_in_number_and_bytes() {
         let now = Instant::now();
         let q = queue(2, 100);
-        let a = q.enter(60, now).ok().expect("a place");
+        let a = q.enter(60, now).expect("a place");
         assert_eq!(q.enter(41, now).err(), Some(QueueError::Full));
-        let b = q.enter(40, now).ok().expect("a place");
+        let b = q.enter(40, now).expect("a place");
         assert_eq!(q.enter(0, now).err(), Some(QueueError::Full));
         assert_eq!((q.len(), q.bytes()), (2, 100));
         drop(a);

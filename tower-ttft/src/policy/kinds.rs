@@ -220,8 +220,9 @@ impl Policy for Priced {
 
     fn score(&self, c: &Contender) -> f64 {
         if self.lambda > 0.0 {
-            // The work of a copy that is paid for counts no more; the wait of this one request still does not go below 0.
-            (c.ttft + self.lambda * c.own - c.rent).max(0.0)
+            let score = c.ttft + self.lambda * c.own - c.rent;
+            // Not `max`, which would make a number of what is none.
+            if score < 0.0 { 0.0 } else { score }
         } else {
             c.ttft
         }

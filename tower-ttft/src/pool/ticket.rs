@@ -11,20 +11,8 @@ use tokio::time::Instant;
 
 /// The record of one request at one endpoint. What it booked is released when it is dropped. It observes the answer.
 pub struct Ticket {
-    endpoint: Endpoint,
-    /// Names the request in the endpoint's load and hints.
-    id: u64,
-    decision: Arc<Decision>,
-    prompt: Prompt,
-    stream: bool,
-    inputs: Inputs,
-    prediction: Prediction,
-    /// Cached tokens that events had announced, clipped, and the engine's clears by then.
-    announced: Option<(u32, u64)>,
+    p: Box<TicketParams>,
     cuts: u64,
-    /// It was let through to see whether the address works again.
-    probe: bool,
-    booked_at: Instant,
     sent: Option<Instant>,
     ttft: Option<Duration>,
     status: Option<StatusCode>,
@@ -35,13 +23,16 @@ pub struct Ticket {
 /// What a pick hands to its ticket.
 pub(super) struct TicketParams {
     pub(super) endpoint: Endpoint,
+    /// Names the request in the endpoint's load and hints.
     pub(super) id: u64,
     pub(super) decision: Arc<Decision>,
     pub(super) prompt: Prompt,
     pub(super) stream: bool,
     pub(super) inputs: Inputs,
     pub(super) prediction: Prediction,
+    /// Cached tokens that events had announced, clipped, and the engine's clears by then.
     pub(super) announced: Option<(u32, u64)>,
+    /// It was let through to see whether the address works again.
     pub(super) probe: bool,
     pub(super) now: Instant,
 }
@@ -67,16 +58,7 @@ impl Ticket {
         let cuts = *member.cuts.borrow();
         Self {
             cuts,
-            endpoint: p.endpoint,
-            id: p.id,
-            decision: p.decision,
-            prompt: p.prompt,
-            stream: p.stream,
-            inputs: p.inputs,
-            prediction: p.prediction,
-            announced: p.announced,
-            probe: p.probe,
-            booked_at: p.now,
+            p: Box::new(p),
             sent: None,
             ttft: None,
             status: None,
@@ -87,12 +69,12 @@ impl Ticket {
 
     /// Where to.
     pub fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+        &self.p.endpoint
     }
 
     /// Why.
     pub fn decision(&self) -> &Arc<Decision> {
-        &self.decision
+        &self.p.decision
     }
 
     /// The request is on the wire; TTFT counts from here.
@@ -108,7 +90,7 @@ impl Ticket {
 
     /// Resolves when the endpoint was cut or removed.
     pub fn cut(&self) -> impl Future<Output = ()> + Send + 'static {
-        let mut cuts = self.endpoint.member.cuts.subscribe();
+        let mut cuts = self.p.endpoint.member.cuts.subscribe();
         let seen = self.cuts;
         async move {
             // An error says that the endpoint is gone altogether, which its ticket keeps from happening.
@@ -118,7 +100,7 @@ impl Ticket {
 
     /// Time since `sent` that was predicted.
     pub fn predicted(&self) -> Duration {
-        self.prediction.ttft
+        self.p.prediction.ttft
     }
 
     /// Ends it as failed before there was an answer.
@@ -127,11 +109,11 @@ impl Ticket {
     }
 
     fn pool(&self) -> &Inner {
-        &self.endpoint.pool
+        &self.p.endpoint.pool
     }
 
     fn member(&self) -> &Member {
-        &self.endpoint.member
+        &self.p.endpoint.member
     }
 
     /// The prompt is computed, as far as can be seen from here.
@@ -145,17 +127,17 @@ impl Ticket {
         member.metrics.running.inc();
         {
             let mut state = member.state.lock();
-            state.load.first_token(self.id, now);
-            state.hints.computed(self.id);
+            state.load.first_token(self.p.id, now);
+            state.hints.computed(self.p.id);
             state.first_tokens += 1;
         }
-        let p = &self.prompt;
+        let p = &self.p.prompt;
         member.guess.lock().used(&p.chain, p.tokens, p.bytes, None);
     }
 
     /// What a first token teaches.
     fn learn(&mut self, now: Instant) {
-        let Some(sent) = self.sent.filter(|_| self.stream && self.ttft.is_none()) else {
+        let Some(sent) = self.sent.filter(|_| self.p.stream && self.ttft.is_none()) else {
             return;
         };
         let ttft = now.saturating_duration_since(sent);
@@ -163,15 +145,15 @@ impl Ticket {
         let (pool, member) = (self.pool(), self.member());
         let actual = ttft.as_secs_f64();
         member.metrics.actual.observe(actual);
-        let regime = TtftModel::regime_of(&self.inputs, &self.prediction);
-        let error = (actual / self.prediction.ttft.as_secs_f64()).ln();
+        let regime = TtftModel::regime_of(&self.p.inputs, &self.p.prediction);
+        let error = (actual / self.p.prediction.ttft.as_secs_f64()).ln();
         pool.metrics.error(regime, error);
         let mut choice = pool.choice.lock();
         // Bytes that stand for tokens would teach another unit.
-        if self.inputs.tokens > 0 {
+        if self.p.inputs.tokens > 0 {
             choice
                 .model
-                .learn(member.slot, &self.inputs, &self.prediction, actual, now);
+                .learn(member.slot, &self.p.inputs, &self.p.prediction, actual, now);
             let rate = choice.model.seconds_per_token(member.slot, now);
             member.metrics.seconds_per_token.set(rate);
         }
@@ -195,12 +177,12 @@ impl Ticket {
         member.metrics.ended(end);
         {
             let mut state = member.state.lock();
-            state.load.end(self.id, now, end == End::Complete);
-            state.hints.end(self.id, now);
+            state.load.end(self.p.id, now, end == End::Complete);
+            state.hints.end(self.p.id, now);
         }
         if ran {
             // The engine frees the blocks now, which makes them the most recently used.
-            let p = &self.prompt;
+            let p = &self.p.prompt;
             let generated = self.usage.map_or(0, |u| u.completion_tokens);
             member
                 .guess
@@ -221,7 +203,7 @@ impl Ticket {
             completion_tokens: self.usage.map(|u| u.completion_tokens),
             end,
         };
-        self.pool().decisions.end(&self.decision, outcome);
+        self.pool().decisions.end(&self.p.decision, outcome);
     }
 
     /// What the end says of the endpoint.
@@ -243,7 +225,7 @@ impl Ticket {
             End::Complete | End::EngineError | End::Broken => pool.failed(member, now),
             End::Cancelled => {}
         }
-        if self.probe {
+        if self.p.probe {
             pool.probed(member);
         }
     }
@@ -253,10 +235,10 @@ impl Ticket {
         let member = self.member();
         let usage = self.usage.unwrap_or_default();
         let exact_tokens =
-            self.prompt.chain.kind() == ChainKind::Tokens && self.prompt.source.is_exact();
+            self.p.prompt.chain.kind() == ChainKind::Tokens && self.p.prompt.source.is_exact();
         let counted = self.usage.is_some() && exact_tokens;
-        let same_tokens = usage.prompt_tokens == self.prompt.tokens;
-        let predicted = self.inputs.cached;
+        let same_tokens = usage.prompt_tokens == self.p.prompt.tokens;
+        let predicted = self.p.inputs.cached;
         let mut distrust = false;
         let audited = {
             let mut state = member.state.lock();
@@ -265,7 +247,7 @@ impl Ticket {
                 state.audit.counts.token_mismatch += 1;
             }
             let audited = state.audit.answer(predicted, reported);
-            if let (Some((announced, clears)), Some(reported)) = (self.announced, reported)
+            if let (Some((announced, clears)), Some(reported)) = (self.p.announced, reported)
                 && clears == state.clears
                 && same_tokens
             {
@@ -284,13 +266,13 @@ impl Ticket {
             // The engine's cache was emptied and nothing said so.
             tracing::warn!(endpoint = %member.id, "Answers deny the announced cache; forgetting it");
             member.metrics.distrusted.inc();
-            self.endpoint.clear();
+            self.p.endpoint.clear();
         }
         if let (Some(Audited::Over), Some(reported)) = (audited, usage.cached_tokens)
             && (same_tokens || !exact_tokens && reported < predicted / 2)
             && self.rung() != Rung::Exact
         {
-            let p = &self.prompt;
+            let p = &self.p.prompt;
             let mut guess = member.guess.lock();
             guess.missed(&p.chain, p.tokens, p.bytes, reported);
             // This request itself was computed since.
@@ -299,7 +281,7 @@ impl Ticket {
     }
 
     fn rung(&self) -> Rung {
-        self.decision.chosen().map_or(Rung::Random, |c| c.rung)
+        self.p.decision.chosen().map_or(Rung::Random, |c| c.rung)
     }
 }
 
@@ -323,7 +305,7 @@ impl Observer for Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         // Without an end the client left. The time only orders hints.
-        let now = Instant::now().max(self.booked_at);
+        let now = Instant::now().max(self.p.now);
         self.finish(now, End::Cancelled);
     }
 }
@@ -331,8 +313,8 @@ impl Drop for Ticket {
 impl std::fmt::Debug for Ticket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ticket")
-            .field("endpoint", &self.endpoint.id())
-            .field("decision", &self.decision.id)
+            .field("endpoint", &self.p.endpoint.id())
+            .field("decision", &self.p.decision.id)
             .field("stage", &self.stage)
             .finish()
     }

@@ -61,7 +61,7 @@ proptest! {
             let mut all: Vec<Endpoint> = Vec::new();
             let mut live: Vec<(Ticket, bool)> = Vec::new();
             let insert = |n: usize, lives: &[u32; 4], all: &mut Vec<Endpoint>| {
-                let info = EndpointInfo { block_size: Some(16), blocks: Some(100), events: n % 2 == 0, ..Default::default() };
+                let info = EndpointInfo { block_size: Some(16), blocks: Some(100), events: n.is_multiple_of(2), ..Default::default() };
                 let e = pool.insert(id(n, lives[n]), info);
                 e.set_ready(true);
                 all.push(e);
@@ -136,7 +136,7 @@ async fn a_flapping_endpoint_keeps_its_own_counts() {
         let e2 = pool.insert(id(0, 0), EndpointInfo::default());
         e2.set_ready(true);
         let b = dispatch(&pool, &text(2, 100), now);
-        let (first, second) = if n % 2 == 0 { (a, b) } else { (b, a) };
+        let (first, second) = if n.is_multiple_of(2) { (a, b) } else { (b, a) };
         drop(first);
         for e in [&e, &e2] {
             let (booked, _, gauge, _) = counts(e);
