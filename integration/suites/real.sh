@@ -1,0 +1,36 @@
+# Tests against real parts; sourced by `run`.
+
+real_tests() {
+  local began=$SECONDS names=() s
+  for s in vllm faults clients; do if wants "$s"; then names+=("$s"); fi; done
+  if ! wait "$installing"; then
+    echo "FAILED: vLLM and the models could not be installed"
+    tail -n 20 "$LOGS/install.log" | sed 's/^/    /'
+    entry real install 0 1 0 $((SECONDS - began))
+    return
+  fi
+  check build "gateway and tests" 25m cargo build --locked -p forebay-proxy -p forebay-integration
+  timeout --kill-after=10 "$([ -n "$full" ] && echo 120m || echo 40m)" "$CARGO_TARGET_DIR/debug/forebay-integration" \
+    test "${names[@]}" ${full:+--full} ${real_args[@]+"${real_args[@]}"} --summary "$LOGS/real.json" 2>&1 | tee "$LOGS/real.log" | grep -v ' passed, ' || true
+  if [ -s "$LOGS/real.json" ]; then
+    while read -r suite passed failed seconds; do
+      entry "$suite" "against real parts" "$passed" "$failed" 0 "$seconds"
+    done < <(python3 - "$LOGS/real.json" <<'PY'
+import collections, json, sys
+total = collections.defaultdict(lambda: [0, 0, 0.0])
+for test in json.load(open(sys.argv[1]))["tests"]:
+    t = total[test["suite"]]
+    t[0 if test["passed"] else 1] += 1
+    t[2] += test["seconds"]
+for suite, (passed, failed, seconds) in total.items():
+    print(suite, passed, failed, int(seconds))
+PY
+)
+  else
+    echo "FAILED real: the tests did not finish; the end of $LOGS/real.log:"
+    tail -n 20 "$LOGS/real.log" | sed 's/^/    /'
+    entry real "did not finish" 0 1 0 $((SECONDS - began))
+  fi
+}
+
+real_tests
