@@ -149,7 +149,7 @@ impl Gateway {
             .arg(&pool)
             .arg("--ready-file")
             .arg(&ready)
-            .envs([("RUST_BACKTRACE", "1"), ("RUST_LOG", spec.log.as_str())])
+            .envs([("RUST_BACKTRACE", "1"), ("FOREBAY_LOG", spec.log.as_str())])
             .spawn()?;
         let deadline = Instant::now() + START_LIMIT;
         let addresses: Value = loop {
@@ -195,10 +195,7 @@ impl Gateway {
         let wait = async {
             loop {
                 if let Ok(endpoints) = self.admin("/endpoints").await {
-                    let ready = list(&endpoints)
-                        .iter()
-                        .filter(|e| e["ready"] == true && e["events"]["state"] != "connecting")
-                        .count();
+                    let ready = list(&endpoints).iter().filter(|e| settled(e)).count();
                     last = endpoints;
                     if ready == count {
                         return;
@@ -233,20 +230,32 @@ impl Gateway {
         Request::get(&self.admin, path).json().await
     }
 
+    /// What it knows of the endpoint at `authority`: its first rank.
+    pub async fn endpoint(&self, authority: &str) -> Result<Value> {
+        let url = format!("http://{authority}");
+        let endpoints = self.admin("/endpoints").await?;
+        let one = list(&endpoints)
+            .iter()
+            .find(|e| e["url"] == url.as_str())
+            .with_context(|| format!("no endpoint {url}: {endpoints}"))?;
+        Ok(one["ranks"][0].clone())
+    }
+
     /// The last `n` decisions, oldest first.
     pub async fn decisions(&self, n: usize) -> Result<Vec<Decision>> {
         let answer = self.admin(&format!("/decisions?n={n}")).await?;
-        let mut all: Vec<_> = list(&answer).iter().cloned().map(Decision).collect();
-        all.sort_by_key(Decision::id);
-        Ok(all)
+        Ok(list(&answer).iter().cloned().map(Decision).collect())
     }
 
-    /// The decision of a request.
+    /// The last decision of a request: there are several if it was sent again elsewhere.
     pub async fn decision(&self, request_id: &str) -> Result<Decision> {
-        self.decisions(64)
-            .await?
-            .into_iter()
-            .rfind(|d| d.0["request_id"] == request_id)
+        let answer = self
+            .admin(&format!("/decisions?request_id={request_id}"))
+            .await?;
+        list(&answer)
+            .last()
+            .cloned()
+            .map(Decision)
             .with_context(|| format!("no decision for request {request_id}"))
     }
 
@@ -279,7 +288,13 @@ impl Gateway {
     }
 }
 
-/// A decision record of the admin server.
+/// Whether an endpoint is ready and its events, where expected, flow.
+fn settled(endpoint: &Value) -> bool {
+    let flow = |rank: &Value| rank["ready"] == true && rank["events"] == rank["eventsLive"];
+    endpoint["ready"] == true && list(&endpoint["ranks"]).iter().all(flow)
+}
+
+/// A record of `/decisions`: the decision and its outcome.
 #[derive(Clone, Debug)]
 pub struct Decision(pub Value);
 
@@ -292,28 +307,31 @@ pub struct Candidate<'a>(pub &'a Value);
 impl Decision {
     /// Counts up.
     pub fn id(&self) -> u64 {
-        self.0["id"].as_u64().unwrap_or(0)
+        self.0["decision"]["id"].as_u64().unwrap_or(0)
     }
 
     /// Which knowledge it rests on.
     pub fn rung(&self) -> &str {
-        self.0["rung"].as_str().unwrap_or("")
+        self.0["decision"]["rung"].as_str().unwrap_or("")
     }
 
     /// Prompt tokens.
     pub fn tokens(&self) -> Option<u64> {
-        self.0["tokens"].as_u64()
+        self.0["decision"]["tokens"].as_u64()
     }
 
     /// All that were scored.
     pub fn candidates(&self) -> Vec<Candidate<'_>> {
-        list(&self.0["candidates"]).iter().map(Candidate).collect()
+        list(&self.0["decision"]["candidates"])
+            .iter()
+            .map(Candidate)
+            .collect()
     }
 
     /// The one that was chosen.
     pub fn chosen(&self) -> Result<Candidate<'_>> {
-        let index = self.0["chosen"].as_u64().context("chosen")?;
-        self.0["candidates"]
+        let index = self.0["decision"]["chosen"].as_u64().context("chosen")?;
+        self.0["decision"]["candidates"]
             .get(index as usize)
             .map(Candidate)
             .context("the chosen candidate")
@@ -340,6 +358,11 @@ impl<'a> Candidate<'a> {
         self.0["cached"].as_u64()
     }
 
+    /// How many of these KV events had announced; the others rest on own dispatches.
+    pub fn announced(&self) -> Option<u64> {
+        self.0["announced"].as_u64()
+    }
+
     /// The number of the last batch that had been applied.
     pub fn seq(&self) -> Option<u64> {
         self.0["seq"].as_u64()
@@ -351,14 +374,7 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// The items of an array, or of the first array in an object.
+/// The items of an array; none of anything else.
 fn list(value: &Value) -> &[Value] {
-    match value {
-        Value::Array(items) => items,
-        Value::Object(map) => map
-            .values()
-            .find_map(Value::as_array)
-            .map_or(&[], Vec::as_slice),
-        _ => &[],
-    }
+    value.as_array().map_or(&[], Vec::as_slice)
 }

@@ -163,7 +163,7 @@ impl Process {
         // Clock ticks of /proc/PID/stat are 1/100 s on every Linux that this runs on.
         let ticks: u64 = group_members(self.group)
             .into_iter()
-            .filter_map(|pid| stat_fields(pid))
+            .filter_map(stat_fields)
             .map(|stat| {
                 stat.get(11..15)
                     .map_or(0, |f| f.iter().filter_map(|v| v.parse::<u64>().ok()).sum())

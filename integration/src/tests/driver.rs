@@ -50,6 +50,8 @@ pub struct Seen {
     pub predicted: usize,
     /// Cached tokens that the engine reported.
     pub reported: usize,
+    /// How many of the predicted ones KV events had announced; none if that does not count here.
+    pub announced: Option<usize>,
     /// Prompt tokens that the engine reported.
     pub prompt_tokens: usize,
     /// The last batch of that engine's events that the decision knew of.
@@ -178,6 +180,7 @@ impl Driver {
             sent,
             engine: engine.authority().to_owned(),
             predicted: 0,
+            announced: None,
             reported,
             prompt_tokens,
             seq: None,
@@ -226,6 +229,7 @@ pub async fn send(gateway: &Gateway, id: &str, path: &str, body: Value) -> Resul
         sent,
         engine: chosen.authority().to_owned(),
         predicted: chosen.cached().context("cached")? as usize,
+        announced: chosen.announced().map(|n| n as usize),
         reported,
         prompt_tokens,
         seq: chosen.seq(),

@@ -139,32 +139,21 @@ impl Rig {
     /// Waits until the gateway has applied everything that both engines have announced.
     async fn healed(&self) -> Result<()> {
         let wait = async {
-            loop {
-                let endpoints = self.gateway.admin("/endpoints").await?;
-                let known = |engine: &Engine| seq_of(&endpoints, engine.authority());
-                if self.pair.iter().zip(&self.taps).all(|(engine, tap)| {
-                    tap.last_seq().is_none() || known(engine) >= tap.last_seq()
-                }) {
-                    return anyhow::Ok(());
+            for (engine, tap) in self.pair.iter().zip(&self.taps) {
+                let known = async || {
+                    let endpoint = self.gateway.endpoint(engine.authority()).await?;
+                    anyhow::Ok(endpoint["seq"].as_u64())
+                };
+                while tap.last_seq().is_some() && known().await? < tap.last_seq() {
+                    sleep(Duration::from_millis(50)).await;
                 }
-                sleep(Duration::from_millis(50)).await;
             }
+            anyhow::Ok(())
         };
         tokio::time::timeout(HEAL_LIMIT, wait)
             .await
             .context("the gateway does not catch up")?
     }
-}
-
-/// The number of the last batch that the gateway has applied of an endpoint.
-fn seq_of(endpoints: &serde_json::Value, authority: &str) -> Option<u64> {
-    let all = endpoints
-        .as_array()
-        .or_else(|| endpoints["endpoints"].as_array())?;
-    let one = all
-        .iter()
-        .find(|e| e["endpoint"] == authority || e["address"] == authority)?;
-    one["events"]["seq"].as_u64()
 }
 
 async fn dropped(lab: Arc<Lab>) -> Result<String> {
@@ -218,7 +207,7 @@ async fn delayed(lab: Arc<Lab>) -> Result<String> {
     for _ in 0..rig.lab.count(30, 120) {
         let seen = rig.send().await?;
         score.add(&seen, BLOCK);
-        if !seen.exact() && !bridged(&seen) {
+        if !seen.exact() {
             causes.add(rig.prove(&seen).await?);
         }
     }
@@ -232,13 +221,6 @@ async fn delayed(lab: Arc<Lab>) -> Result<String> {
     Ok(format!(
         "400 ms late: {score}; differences: {causes}; on time again: {healed}"
     ))
-}
-
-/// Whether the prediction rests on the gateway's own earlier dispatch, not on the stream alone.
-fn bridged(seen: &Seen) -> bool {
-    seen.decision
-        .at(&seen.engine)
-        .is_some_and(|c| c.0["speculative"].as_u64().is_some_and(|n| n > 0))
 }
 
 async fn refused(lab: Arc<Lab>) -> Result<String> {

@@ -6,6 +6,7 @@ pub mod clients;
 pub mod driver;
 pub mod faults;
 pub mod residency;
+pub mod tokens;
 
 /// All tests of all suites.
 pub fn all() -> Vec<Test> {
