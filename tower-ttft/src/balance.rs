@@ -333,3 +333,6 @@ impl<B: fmt::Debug> fmt::Debug for CutBody<B> {
             .finish()
     }
 }
+
+#[cfg(test)]
+mod tests;

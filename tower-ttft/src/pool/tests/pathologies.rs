@@ -166,9 +166,9 @@ async fn a_hot_prefix_is_copied_where_that_pays() {
             t[t.len() * 95 / 100]
         };
         // A copy costs 3.3 s of prefill. While one endpoint is at most a third busy, standing behind a hit or two (0.2 s
-        // each) is cheaper than copies everywhere, which is what counting requests leads to; above, it must be no worse.
+        // each) is cheaper than copies everywhere, which is what counting requests leads to; above, half a hit is the most.
         let (a, b) = (p95(&ours), p95(&least));
-        let limit = if *rate <= 2.0 { b.max(0.6) } else { b * 1.1 };
+        let limit = if *rate <= 2.0 { b.max(0.6) } else { b + 0.1 };
         assert!(a <= limit, "{rate}/s: {a} s against {b} s");
     }
     let (_, half, end) = steps[4];
