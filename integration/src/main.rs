@@ -46,8 +46,18 @@ enum Command {
 }
 
 #[tokio::main]
-async fn main() -> Result<ExitCode> {
-    match Args::parse().command {
+async fn main() -> ExitCode {
+    match run(Args::parse()).await {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(args: Args) -> Result<ExitCode> {
+    match args.command {
         Command::List => {
             for test in tests::all() {
                 println!("{}::{}", test.suite, test.name);

@@ -10,5 +10,11 @@ pub mod tokens;
 
 /// All tests of all suites.
 pub fn all() -> Vec<Test> {
-    [residency::tests(), faults::tests(), clients::tests()].concat()
+    [
+        tokens::tests(),
+        residency::tests(),
+        faults::tests(),
+        clients::tests(),
+    ]
+    .concat()
 }
