@@ -73,7 +73,7 @@ def field_reports(files):
         if not line.startswith("|") or not re.fullmatch(r"[A-Z]\d+", cells[0]):
             continue
         rows += 1
-        if len(cells) != 3 or len(cells[2]) < 10:
+        if len(cells) != 3 or len(cells[2]) < 10 or (cells[0][0] not in "CDE"):
             breaches.append(f"FIELD-REPORTS.md: {cells[0]} names neither test nor reason")
         for test in re.findall(r"`([\w:/.-]+)`", cells[-1]):
             if test.rsplit("::", 1)[-1] not in tests:
