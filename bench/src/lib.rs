@@ -1,0 +1,9 @@
+//! The published experiments and micro-benchmarks.
+//!
+//! A benchmark is a module with a `run` that fills a [`report::Report`]; the binary names it and prints the report.
+
+pub mod index;
+pub mod report;
+
+/// The error of a benchmark that could not run.
+pub type Error = Box<dyn std::error::Error + Send + Sync>;
