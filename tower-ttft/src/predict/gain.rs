@@ -11,7 +11,7 @@ const HURRY: u32 = 8;
 const HURRY_STEP: f64 = 0.3;
 /// Gains stay within this factor of neutral, both ways: 2 µs to 5 ms per token.
 pub(super) const MAX_LOG: f64 = 3.912; // ln 50
-/// An idle endpoint's gain is half its peers' after this long.
+/// An idle endpoint's gain is half the others' after this long.
 const HALF_LIFE: Duration = Duration::from_secs(600);
 
 /// The one learned number of an endpoint: the log of its prefill cost over the neutral one.
@@ -49,20 +49,25 @@ impl Gain {
         (self.samples > 0).then_some(self.log)
     }
 
-    /// The log gain to use: `borrowed` before the first sample, and again more and more while idle if there are true
-    /// peers to borrow from.
-    pub(super) fn log(&self, borrowed: f64, peers: Option<f64>, now: Instant) -> f64 {
-        let Some(own) = self.own() else {
-            return borrowed;
-        };
-        match (peers, self.last) {
-            (Some(peers), Some(last)) => {
-                let idle = now.saturating_duration_since(last).as_secs_f64();
-                let keep = 0.5f64.powf(idle / HALF_LIFE.as_secs_f64());
-                peers + (own - peers) * keep
+    /// The log gain to use: what was learned, drawn to what others have while there are few samples and again while
+    /// idle. Without that, one slow first answer would keep requests away, and so the samples that would correct it.
+    pub(super) fn log(&self, others: Option<f64>, now: Instant) -> f64 {
+        match (self.own(), others) {
+            (None, others) => others.unwrap_or(0.0),
+            (Some(own), None) => own,
+            (Some(own), Some(others)) => {
+                let weight = self.weight * self.kept(now);
+                others + (own - others) * self.kept(now) * weight / (weight + 0.5)
             }
-            _ => own,
         }
+    }
+
+    /// What is left of the knowledge, 0 to 1, after having been idle.
+    fn kept(&self, now: Instant) -> f64 {
+        self.last.map_or(1.0, |last| {
+            let idle = now.saturating_duration_since(last).as_secs_f64();
+            0.5f64.powf(idle / HALF_LIFE.as_secs_f64())
+        })
     }
 
     /// Takes a log residual (actual over predicted with `from`, the gain that was in use) of some weight, 0 to 1.
@@ -86,6 +91,8 @@ impl Gain {
         } else {
             residual
         };
+        // Old samples count less, so that an endpoint that was idle learns quickly.
+        self.weight *= self.kept(now);
         // A borrowed gain counts as one sample, a neutral one as none.
         let prior = if borrowed { 1.0 } else { 0.0 };
         let mut step = (weight / (prior + self.weight + weight)).max(MIN_STEP * weight);
@@ -94,7 +101,7 @@ impl Gain {
             step = step.max(HURRY_STEP * weight);
         }
         self.log = (from + step * clipped).clamp(-MAX_LOG, MAX_LOG);
-        self.weight += weight;
+        self.weight = (self.weight + weight).min(1.0 / MIN_STEP);
         self.samples += 1;
         self.spread +=
             (residual.abs().min(CLIP) - self.spread) * (1.0 / self.samples as f64).max(0.05);

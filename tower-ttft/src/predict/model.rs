@@ -27,6 +27,7 @@ const DECODES: Shared = Shared::new(0.01, 1e-4, 0.2);
 #[derive(Clone, Debug)]
 pub struct TtftModel {
     endpoints: Vec<Option<EndpointModel>>,
+    known: Known,
     /// Seconds for [`FRONTEND_BYTES`].
     frontend: f64,
     frontend_samples: u64,
@@ -68,6 +69,20 @@ struct EndpointModel {
     base_samples: u64,
 }
 
+/// What endpoints have learned, summed up, so that a prediction need not look at all of them.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    gain: Sum,
+    base: Sum,
+    by_gpu: Vec<(Arc<str>, Sum)>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    sum: f64,
+    n: u32,
+}
+
 /// A positive number that all endpoints share: learned slowly, by whether residuals grow with how much it matters.
 #[derive(Clone, Copy, Debug)]
 struct Shared {
@@ -94,6 +109,7 @@ impl Default for TtftModel {
     fn default() -> Self {
         Self {
             endpoints: Vec::new(),
+            known: Known::default(),
             frontend: FRONTEND0,
             frontend_samples: 0,
             attention: ATTENTION,
@@ -132,6 +148,7 @@ impl TtftModel {
         if let Some(place) = self.endpoints.get_mut(slot.0) {
             *place = None;
         }
+        self.sum_up();
     }
 
     /// Corrects an endpoint's GPU label.
@@ -139,6 +156,7 @@ impl TtftModel {
         if let Some(e) = self.get_mut(slot) {
             e.gpu = gpu;
         }
+        self.sum_up();
     }
 
     /// The work of computing `uncached` tokens behind `cached` ones, in tokens.
@@ -239,6 +257,7 @@ impl TtftModel {
         } else if parts.terms.backlog < 0.25 * parts.ttft {
             self.learn_fixed(slot, inputs, actual - parts.ttft, actual);
         }
+        self.sum_up();
     }
 
     /// Small requests tell what does not depend on computed tokens: a normalised gradient step over (1, bytes) splits
@@ -302,45 +321,53 @@ impl TtftModel {
         }
     }
 
-    /// An endpoint's own base, or the mean of the others' before its first sample.
+    /// An endpoint's own base, drawn to the mean of the others' while it has few samples.
     fn base(&self, slot: Slot) -> f64 {
-        match self.get(slot) {
-            Some(e) if e.base_samples > 0 => e.base,
-            _ => mean(
-                self.endpoints
-                    .iter()
-                    .flatten()
-                    .filter(|e| e.base_samples > 0)
-                    .map(|e| e.base),
-            )
-            .unwrap_or(BASE0),
+        let own = self.get(slot).and_then(|e| e.own_base());
+        let others = self.known.base.without(own);
+        match (own, others, self.get(slot)) {
+            (Some(own), Some(others), Some(e)) => {
+                let n = e.base_samples as f64;
+                others + (own - others) * n / (n + 0.5)
+            }
+            (own, others, _) => own.or(others).unwrap_or(BASE0),
         }
     }
 
-    /// The log gain in use, and whether it, or what it began with, is borrowed.
+    /// The log gain in use, and whether it is wholly borrowed: from peers with the same label, from what the engine says
+    /// of itself, from all others.
     fn log_gain(&self, slot: Slot, now: Instant) -> (f64, bool) {
         let Some(e) = self.get(slot) else {
             return (0.0, false);
         };
-        let known = |same: bool| {
-            mean(
-                self.endpoints
-                    .iter()
-                    .enumerate()
-                    .filter(|(i, _)| *i != slot.0)
-                    .filter_map(|(_, e)| e.as_ref())
-                    .filter(|p| !same || p.gpu == e.gpu)
-                    .filter_map(|p| p.gain.own()),
-            )
-        };
-        let peers = e.gpu.as_ref().and_then(|_| known(true));
-        if e.gain.samples() > 0 {
-            return (e.gain.log(0.0, peers, now), false);
+        let own = e.gain.own();
+        let peers = e.gpu.as_ref().and_then(|gpu| {
+            let (_, sum) = self.known.by_gpu.iter().find(|(g, _)| g == gpu)?;
+            sum.without(own)
+        });
+        let others = peers.or(e.engine).or_else(|| self.known.gain.without(own));
+        (e.gain.log(others, now), own.is_none() && others.is_some())
+    }
+
+    /// Sums up anew, after something was learned or the set changed. Sums that are only added to would drift.
+    fn sum_up(&mut self) {
+        let mut known = Known::default();
+        for e in self.endpoints.iter().flatten() {
+            known.base.add(e.own_base());
+            known.gain.add(e.gain.own());
+            let Some(gpu) = &e.gpu else {
+                continue;
+            };
+            match known.by_gpu.iter_mut().find(|(g, _)| g == gpu) {
+                Some((_, sum)) => sum.add(e.gain.own()),
+                None => {
+                    let mut sum = Sum::default();
+                    sum.add(e.gain.own());
+                    known.by_gpu.push((gpu.clone(), sum));
+                }
+            }
         }
-        match peers.or(e.engine).or_else(|| known(false)) {
-            Some(log) => (log, true),
-            None => (0.0, false),
-        }
+        self.known = known;
     }
 
     fn regime(inputs: &Inputs, terms: &Terms, ttft: f64) -> Regime {
@@ -358,6 +385,31 @@ impl TtftModel {
 
     fn get_mut(&mut self, slot: Slot) -> Option<&mut EndpointModel> {
         self.endpoints.get_mut(slot.0)?.as_mut()
+    }
+}
+
+// === impl EndpointModel ===
+
+impl EndpointModel {
+    fn own_base(&self) -> Option<f64> {
+        (self.base_samples > 0).then_some(self.base)
+    }
+}
+
+// === impl Sum ===
+
+impl Sum {
+    fn add(&mut self, value: Option<f64>) {
+        if let Some(value) = value {
+            self.sum += value;
+            self.n += 1;
+        }
+    }
+
+    /// The mean of all but one's own.
+    fn without(&self, own: Option<f64>) -> Option<f64> {
+        let n = self.n - u32::from(own.is_some() && self.n > 0);
+        (n > 0).then(|| (self.sum - own.unwrap_or(0.0)) / f64::from(n))
     }
 }
 
@@ -396,9 +448,4 @@ impl Shared {
             self.value = (self.value * log.exp()).clamp(self.min, self.max);
         }
     }
-}
-
-fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let (sum, n) = values.fold((0.0, 0u32), |(sum, n), v| (sum + v, n + 1));
-    (n > 0).then(|| sum / f64::from(n))
 }

@@ -286,7 +286,7 @@ async fn peers_lend_their_gain_and_strangers_less() {
     }
     let new = m.add(h100);
     let ratio = m.seconds_per_token(new, now) / m.seconds_per_token(fast, now);
-    assert!((ratio - 1.0).abs() < 1e-9, "{ratio}");
+    assert!((ratio - 1.0).abs() < 0.1, "{ratio}");
     // No peer, but the engine itself says.
     let lone = m.add(Some("l4".into()));
     m.engine_prefill(lone, 10.0, 50_000);
@@ -295,21 +295,32 @@ async fn peers_lend_their_gain_and_strangers_less() {
     let stranger = m.add(None);
     let s = m.seconds_per_token(stranger, now);
     assert!(s > m.seconds_per_token(fast, now) && s < m.seconds_per_token(slow, now));
-    // An endpoint that has been idle for long drifts to its peers; a stranger keeps what it learned.
-    one(
-        &mut m,
-        new,
-        &Engine { token: 1e-4, ..GPU },
-        &inputs(8000, 0),
-        0.0,
-        now,
-        &mut rng,
-    );
+    // An endpoint that has been idle for long drifts to its peers.
+    let other = Engine { token: 1e-4, ..GPU };
+    one(&mut m, new, &other, &inputs(8000, 0), 0.0, now, &mut rng);
     let later = now + Duration::from_secs(7200);
     assert!(m.seconds_per_token(new, later) < m.seconds_per_token(new, now) * 0.9);
-    assert_eq!(
-        m.seconds_per_token(slow, later),
-        m.seconds_per_token(slow, now)
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_slow_first_answer_is_not_believed_for_ever() {
+    let now = Instant::now();
+    let mut rng = StdRng::seed_from_u64(10);
+    let mut m = TtftModel::default();
+    let (unlucky, other) = (m.add(None), m.add(None));
+    let i = inputs(2000, 0);
+    let p = m.predict(unlucky, &i, now);
+    m.learn(unlucky, &i, &p, 4.0, now);
+    for _ in 0..10 {
+        one(&mut m, other, &CPU, &i, 0.0, now, &mut rng);
+    }
+    let later = now + Duration::from_secs(600);
+    let ratio = |at| m.seconds_per_token(unlucky, at) / m.seconds_per_token(other, at);
+    assert!(
+        ratio(now) < 3.5 && ratio(later) < 1.7,
+        "{} {}",
+        ratio(now),
+        ratio(later)
     );
 }
 
