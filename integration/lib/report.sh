@@ -3,9 +3,12 @@
 PASSED=0 FAILED=0 LEFT_OUT=0
 # Tests that may be left out by the tests themselves (#[ignore] or a missing part): none.
 LEFT_OUT_CAP=0
+# Seconds that a run of the fast tier may take in all, whatever hangs.
+RUN_LIMIT=3000
 
 report_start() {
   TIER=${1#--}
+  [ "$TIER" = fast ] || RUN_LIMIT=14400
   LOGS=$CACHE/logs-$$
   rm -rf "$LOGS"
   mkdir -p "$LOGS"
@@ -20,11 +23,18 @@ entry() {
   PASSED=$((PASSED + $3)) FAILED=$((FAILED + $4)) LEFT_OUT=$((LEFT_OUT + $5))
 }
 
-# check SUITE NAME LIMIT COMMAND… - one check: passes if the command succeeds within LIMIT (such as 10m).
+# within MINUTES COMMAND… - runs it for at most that long, and no longer than the whole run has left.
+within() {
+  local limit=$(($1 * 60)) left=$((RUN_LIMIT - SECONDS)); shift
+  # In the foreground, so that Ctrl-C reaches the command too.
+  timeout --foreground --kill-after=10 $((left < 10 ? 10 : left < limit ? left : limit)) "$@"
+}
+
+# check SUITE NAME MINUTES COMMAND… - one check: passes if the command succeeds within so many minutes.
 check() {
   local suite=$1 name=$2 limit=$3 began=$SECONDS log took; shift 3
   log=$LOGS/$suite-${name// /-}.log
-  if timeout --kill-after=10 "$limit" "$@" > "$log" 2>&1; then
+  if within "$limit" "$@" > "$log" 2>&1; then
     took=$((SECONDS - began))
     echo "ok $suite: $name ($took s)"
     entry "$suite" "$name" 1 0 0 "$took"

@@ -11,12 +11,12 @@ real_tests() {
   fi
   if wants vllm; then
     # Qwen3, Llama 3.1 and DeepSeek V3 against vLLM's own front end and transformers, without a server.
-    check vllm "tokens against transformers" 20m env FOREBAY_TOKENIZERS="$(integration/vllm/model)/tokenizers" \
+    check vllm "tokens against transformers" 20 env FOREBAY_TOKENIZERS="$(integration/vllm/model)/tokenizers" \
       FOREBAY_ORACLE_PYTHON="$(integration/vllm/install)/bin/python" FOREBAY_ORACLE_CASES="$([ -n "$full" ] && echo 400 || echo 100)" \
       cargo test --locked --workspace --all-features --test prompt_oracle
   fi
-  check build "gateway and tests" 25m cargo build --locked -p forebay-proxy -p forebay-integration
-  timeout --kill-after=10 "$([ -n "$full" ] && echo 120m || echo 40m)" "$CARGO_TARGET_DIR/debug/forebay-integration" \
+  check build "gateway and tests" 25 cargo build --locked -p forebay-proxy -p forebay-integration
+  within "$([ -n "$full" ] && echo 180 || echo 40)" "$CARGO_TARGET_DIR/debug/forebay-integration" \
     test "${names[@]}" ${full:+--full} ${real_args[@]+"${real_args[@]}"} --summary "$LOGS/real.json" 2>&1 | tee "$LOGS/real.log" | grep -v ' passed, ' || true
   if [ -s "$LOGS/real.json" ]; then
     while read -r suite passed failed seconds; do
