@@ -94,6 +94,8 @@ impl EngineSpec {
         };
         let block = BLOCK.to_string();
         let port = ports.http.to_string();
+        // What vLLM finds out about a model class, which takes a process of its own, is kept beside the models.
+        let cache = paths.models.join(".vllm").display().to_string();
         let mut spec = Spec::new(&paths.python, paths.run.join(format!("{name}.log")))
             .args(["-m", "vllm.entrypoints.cli.main", "serve"])
             .arg(paths.tiny())
@@ -118,6 +120,7 @@ impl EngineSpec {
             .args(["--enable-auto-tool-choice", "--tool-call-parser", "hermes"])
             .args(&self.args)
             .envs([
+                ("VLLM_CACHE_ROOT", cache.as_str()),
                 ("VLLM_SERVER_DEV_MODE", "1"),
                 ("HF_HUB_OFFLINE", "1"),
                 ("TRANSFORMERS_OFFLINE", "1"),

@@ -22,6 +22,9 @@ use tokio::time::sleep;
 /// Longest prompt, tokens: a few of them fill profile B's 1,024 blocks of 32.
 const LONGEST: usize = 5_000;
 
+/// Requests that are sent while an engine restarts.
+const ALONE: usize = 15;
+
 /// Causes of one kind may explain this share of the requests, all together twice as much.
 const SHARE_PER_CAUSE: f64 = 0.005;
 
@@ -133,10 +136,14 @@ async fn exact(lab: Arc<Lab>) -> Result<String> {
     let restarts = lab.count(1, 3);
     let (mut score, mut causes, mut resets) = (Score::default(), Causes::default(), 0);
     for i in 0..count {
-        // Restarts are spread over the run; the requests in between go to the other engine.
-        if (1..=restarts).any(|r| i == count * r / (restarts + 1)) {
-            let engine = &pair[i % 2];
-            engine.respawn().await?;
+        // Restarts are spread over the run. Some requests find only the other engine; then the empty one is back.
+        let restart = |at: usize| (1..=restarts).any(|r| at == count * r / (restarts + 1));
+        if restart(i) {
+            pair[i % 2].respawn().await?;
+        }
+        if i >= ALONE && restart(i - ALONE) {
+            pair[(i - ALONE) % 2].ready().await?;
+            gateway.ready().await?;
         }
         if i % 24 == 12 {
             resets += 1;
@@ -162,9 +169,6 @@ async fn exact(lab: Arc<Lab>) -> Result<String> {
             taps[at].settle(Duration::from_millis(200)).await;
             causes.add(prove(&seen, &pair[at], &taps[at]).await?);
         }
-    }
-    for engine in pair.iter() {
-        engine.ready().await?;
     }
     gateway.check().await?;
     causes.check(count)?;
