@@ -1,4 +1,5 @@
 //! The data plane of Forebay: an inference-aware gateway.
 
 pub mod config;
+pub mod http;
 pub mod server;

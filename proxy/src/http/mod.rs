@@ -1,0 +1,13 @@
+//! The path of a request, one module per stage.
+
+pub mod models;
+pub mod path;
+pub mod stack;
+
+pub use self::{
+    models::{ModelPool, ModelPoolParams, Models, PathPolicy},
+    stack::{Limits, Local, Stack, StackParams},
+};
+
+/// A response body as clients get it.
+pub type Body = http_body_util::combinators::UnsyncBoxBody<bytes::Bytes, tower_ttft::Error>;
