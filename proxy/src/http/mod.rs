@@ -1,7 +1,10 @@
 //! The path of a request, one module per stage.
 
+pub mod client;
+pub mod headers;
 pub mod models;
 pub mod path;
+pub mod request_id;
 pub mod stack;
 
 pub use self::{
