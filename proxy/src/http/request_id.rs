@@ -30,11 +30,10 @@ impl RequestIds {
         if let Some(id) = sane(headers) {
             return id;
         }
-        let id = format!(
-            "{:016x}{:016x}",
-            self.rng.lock().next_u64(),
-            self.rng.lock().next_u64()
-        );
+        let id = {
+            let mut rng = self.rng.lock();
+            format!("{:016x}{:016x}", rng.next_u64(), rng.next_u64())
+        };
         if let Ok(value) = HeaderValue::from_str(&id) {
             headers.insert(X_REQUEST_ID, value);
         }

@@ -1,0 +1,7 @@
+//! The path of a request against a scripted vLLM.
+#![allow(unreachable_pub, reason = "the words of tests are for the tests of this crate")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod client;
