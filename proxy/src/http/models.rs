@@ -44,11 +44,29 @@ pub struct ModelPool {
     policy: ArcSwap<PathPolicy>,
 }
 
+/// A name that clients may use for a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedName {
+    /// The name.
+    pub name: Arc<str>,
+    /// The name that engines know the model by, if this one is only an alias: the request's `model` becomes this.
+    pub rewrite: Option<Arc<str>>,
+}
+
+/// Where a name leads.
+#[derive(Clone, Debug)]
+pub struct ModelTarget {
+    /// The endpoints.
+    pub pool: Arc<ModelPool>,
+    /// What `model` becomes; none if it stays.
+    pub rewrite: Option<Arc<str>>,
+}
+
 /// The models behind one listener, by every name they are served under.
 #[derive(Clone, Default)]
 pub struct Models {
     pools: Vec<Arc<ModelPool>>,
-    names: HashMap<Arc<str>, Arc<ModelPool>>,
+    names: HashMap<Arc<str>, ModelTarget>,
     served: Vec<Arc<str>>,
 }
 
@@ -76,6 +94,26 @@ impl Default for PathPolicy {
             connect_timeout: Duration::from_secs(5),
             retries: 1,
             endpoint_header: false,
+        }
+    }
+}
+
+// === impl ServedName ===
+
+impl ServedName {
+    /// A name that engines know.
+    pub fn own(name: impl Into<Arc<str>>) -> Self {
+        Self {
+            name: name.into(),
+            rewrite: None,
+        }
+    }
+
+    /// Another name for `of`.
+    pub fn alias(name: impl Into<Arc<str>>, of: impl Into<Arc<str>>) -> Self {
+        Self {
+            name: name.into(),
+            rewrite: Some(of.into()),
         }
     }
 }
@@ -135,23 +173,26 @@ impl fmt::Debug for ModelPool {
 // === impl Models ===
 
 impl Models {
-    /// A table of pools and the names each is served under (its aliases too). The first name of each is the one that
-    /// errors list.
+    /// A table of pools and the names each is served under: the engines' own (adapters too) and aliases.
     ///
     /// # Errors
     ///
     /// If two pools claim one name.
     pub fn new(
-        entries: impl IntoIterator<Item = (Arc<ModelPool>, Vec<Arc<str>>)>,
+        entries: impl IntoIterator<Item = (Arc<ModelPool>, Vec<ServedName>)>,
     ) -> Result<Self, DuplicateName> {
         let mut models = Self::default();
         for (pool, names) in entries {
-            for name in names {
-                match models.names.insert(name.clone(), pool.clone()) {
-                    Some(first) if !Arc::ptr_eq(&first, &pool) => {
+            for ServedName { name, rewrite } in names {
+                let target = ModelTarget {
+                    pool: pool.clone(),
+                    rewrite,
+                };
+                match models.names.insert(name.clone(), target) {
+                    Some(first) if !Arc::ptr_eq(&first.pool, &pool) => {
                         return Err(DuplicateName {
                             name,
-                            first: first.name().clone(),
+                            first: first.pool.name().clone(),
                             second: pool.name().clone(),
                         });
                     }
@@ -164,8 +205,8 @@ impl Models {
         Ok(models)
     }
 
-    /// The pool that serves a name.
-    pub fn get(&self, name: &str) -> Option<&Arc<ModelPool>> {
+    /// Where a name leads.
+    pub fn get(&self, name: &str) -> Option<&ModelTarget> {
         self.names.get(name)
     }
 

@@ -1,16 +1,26 @@
 //! The whole path, put together.
 
-use super::{Body, Models};
+use super::{
+    Body, Models, RequestBody,
+    client::{Client, ClientMetricFamilies, ClientParams},
+    hold::HoldMetricFamilies,
+    request_id::RequestIds,
+    retry::{Budget as RetryBudget, BudgetParams, RetryMetricFamilies},
+    settle::SettleMetricFamilies,
+};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{Request, Response};
-use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use prometheus_client::registry::Registry;
 use std::{
     convert::Infallible,
     sync::Arc,
     task::{Context, Poll},
 };
+use tokio::time::Instant;
+use tower_ttft::peek::{Budget, PeekParams};
 
 /// Bounds on requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,44 +47,102 @@ pub struct StackParams {
     pub local: Arc<dyn Local>,
     /// Bounds on requests.
     pub limits: Limits,
+    /// Bounds on retries.
+    pub retries: BudgetParams,
     /// A seed for request ids.
     pub seed: u64,
+    /// Where to count.
+    pub metrics: HttpMetricFamilies,
+}
+
+/// What is counted on the path, a family per stage.
+#[derive(Clone, Debug, Default)]
+pub struct HttpMetricFamilies {
+    /// Connections to engines.
+    pub client: ClientMetricFamilies,
+    /// Answers that were held back.
+    pub hold: HoldMetricFamilies,
+    /// Retries.
+    pub retry: RetryMetricFamilies,
+    /// Requests.
+    pub settle: SettleMetricFamilies,
 }
 
 /// The service of a listener. Cheap to clone; all clones share connections and bounds.
 #[derive(Clone)]
 pub struct Stack {
-    params: Arc<StackParams>,
+    inner: Arc<Inner>,
+}
+
+pub(super) struct Inner {
+    pub(super) models: Arc<ArcSwap<Models>>,
+    pub(super) local: Arc<dyn Local>,
+    pub(super) peek: PeekParams,
+    pub(super) client: Client<RequestBody>,
+    pub(super) retries: Arc<RetryBudget>,
+    pub(super) ids: RequestIds,
+    pub(super) metrics: HttpMetricFamilies,
 }
 
 // === impl Limits ===
 
 impl Default for Limits {
     fn default() -> Self {
+        let peek = PeekParams::default();
         Self {
-            peek_cap: 32 << 20,
-            hard_cap: 256 << 20,
-            memory: 512 << 20,
+            peek_cap: peek.peek_cap,
+            hard_cap: peek.hard_cap,
+            memory: peek.budget.total(),
         }
+    }
+}
+
+// === impl HttpMetricFamilies ===
+
+impl HttpMetricFamilies {
+    /// Makes the counters visible.
+    pub fn register(&self, registry: &mut Registry) {
+        self.client.register(registry);
+        self.hold.register(registry);
+        self.retry.register(registry);
+        self.settle.register(registry);
     }
 }
 
 // === impl Stack ===
 
 impl Stack {
-    /// Builds the path.
+    /// Builds the path. Must be called in a Tokio runtime: see [`Client::new`].
     pub fn build(params: StackParams) -> Self {
+        let client = Client::new(ClientParams {
+            metrics: params.metrics.client.clone(),
+            ..ClientParams::default()
+        });
         Self {
-            params: Arc::new(params),
+            inner: Arc::new(Inner {
+                models: params.models,
+                local: params.local,
+                peek: PeekParams {
+                    peek_cap: params.limits.peek_cap,
+                    hard_cap: params.limits.hard_cap,
+                    budget: Budget::new(params.limits.memory),
+                    ..PeekParams::default()
+                },
+                client,
+                retries: Arc::new(RetryBudget::new(params.retries, Instant::now())),
+                ids: RequestIds::new(params.seed),
+                metrics: params.metrics,
+            }),
         }
+    }
+
+    /// The memory budget of request bodies.
+    pub fn budget(&self) -> &Budget {
+        &self.inner.peek.budget
     }
 }
 
-impl<B> tower_service::Service<Request<B>> for Stack
-where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<tower_ttft::Error>,
-{
+impl tower_service::Service<Request<Incoming>> for Stack {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
@@ -83,23 +151,8 @@ where
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        let params = self.params.clone();
-        Box::pin(async move {
-            let (parts, _body) = request.into_parts();
-            let response = match params.local.answer(&parts) {
-                Some(response) => response.map(|b| {
-                    http_body_util::Full::new(b)
-                        .map_err(|e| match e {})
-                        .boxed_unsync()
-                }),
-                None => {
-                    let mut r = Response::new(Empty::new().map_err(|e| match e {}).boxed_unsync());
-                    *r.status_mut() = http::StatusCode::NOT_FOUND;
-                    r
-                }
-            };
-            Ok(response)
-        })
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let inner = self.inner.clone();
+        Box::pin(async move { Ok(inner.answer(request).await) })
     }
 }

@@ -106,6 +106,14 @@ pub enum ClientError {
     HeadTimeout(Duration),
 }
 
+// === impl Resend ===
+
+impl<B> Resend for tower_ttft::peek::ReplayBody<B> {
+    fn resend(&self) -> Option<Self> {
+        self.try_clone()
+    }
+}
+
 // === impl Timeouts ===
 
 impl Default for Timeouts {
@@ -324,6 +332,3 @@ fn origin_form(uri: &Uri) -> Uri {
         .unwrap_or_else(|| PathAndQuery::from_static("/"))
         .into()
 }
-
-#[cfg(test)]
-mod tests;
