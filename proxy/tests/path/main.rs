@@ -1,7 +1,13 @@
 //! The path of a request against a scripted vLLM.
-#![allow(unreachable_pub, reason = "the words of tests are for the tests of this crate")]
+#![allow(
+    unreachable_pub,
+    reason = "the words of tests are for the tests of this crate"
+)]
 
 #[path = "../support/mod.rs"]
 mod support;
 
 mod client;
+mod failures;
+mod gone;
+mod streams;

@@ -36,7 +36,6 @@ pub struct Seen {
     pub target: String,
     pub headers: HashMap<String, String>,
     pub body: Vec<u8>,
-    pub at: Instant,
 }
 
 #[derive(Default)]
@@ -184,14 +183,8 @@ async fn serve(mut io: TcpStream, connection: usize, log: &Mutex<Log>, script: &
 
 /// Resolves when the peer closed or reset.
 async fn hung_up(io: &mut TcpStream) {
-    let mut byte = [0];
-    loop {
-        match io.peek(&mut byte).await {
-            Ok(0) | Err(_) => return,
-            // A pipelined request: not what a proxy does.
-            Ok(_) => panic!("bytes after a request that has no answer yet"),
-        }
-    }
+    let more = io.peek(&mut [0]).await.unwrap_or(0);
+    assert!(more == 0, "bytes after a request that has no answer yet");
 }
 
 async fn read_request(io: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Seen> {
@@ -237,7 +230,6 @@ async fn read_request(io: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Seen> 
         target,
         headers,
         body,
-        at: Instant::now(),
     })
 }
 
