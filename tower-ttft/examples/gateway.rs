@@ -1,7 +1,7 @@
 //! A cache-aware reverse proxy in front of three engines: `cargo run --example gateway -- HOST:PORT HOST:PORT HOST:PORT`
 use http_body_util::{Either, Full};
 use hyper::{Request, Response, StatusCode, body::Incoming, service::service_fn};
-use hyper_util::client::legacy::{Client, connect::HttpConnector};
+use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::{convert::Infallible, sync::Arc};
 use tower::{ServiceBuilder, ServiceExt};
@@ -24,8 +24,7 @@ async fn main() -> Result<(), Error> {
         let endpoint = pool.insert(EndpointId::new(host_port), EndpointInfo::default());
         endpoint.set_ready(true);
     }
-    let client = Client::builder(TokioExecutor::new());
-    let client: Client<HttpConnector, ReplayBody<Incoming>> = client.build_http();
+    let client = Client::builder(TokioExecutor::new()).build_http::<ReplayBody<Incoming>>();
     let send = move |to: Endpoint| {
         (client.clone()).map_request(move |mut req: Request<_>| {
             let path = req.uri().path_and_query().map_or("/", |p| p.as_str());

@@ -215,7 +215,7 @@ mod tests {
         let now = Instant::now();
         let q = queue(10, 100);
         let places: Vec<Place> = (0..4).filter_map(|_| q.enter(1, now).ok()).collect();
-        let [a, b, c, d]: [Place; 4] = places.try_into().ok().expect("four places");
+        let [a, b, c, d]: [Place; 4] = places.try_into().expect("four places");
         assert!(a.first().now_or_never().is_some());
         for later in [&b, &c, &d] {
             assert!(later.first().now_or_never().is_none());

@@ -150,7 +150,7 @@ async fn a_stream_is_watched_to_its_end() {
     assert_eq!(in_flight(&pool), (1, 0));
     let (_, reply) = engines.take("a:1").expect("asked");
     let (mut tx, rsp) = streamed();
-    reply.send(Ok(rsp)).ok().expect("awaited");
+    assert!(reply.send(Ok(rsp)).is_ok());
     let rsp = call.await.expect("no panic").expect("an answer");
     assert_eq!(rsp.extensions().get(), Some(&EndpointId::new("a:1")));
     let decision: &Arc<Decision> = rsp.extensions().get().expect("a decision");
@@ -186,7 +186,7 @@ async fn leaving_releases_everything() {
             assert!(reply.is_closed(), "the call upstream is dropped");
         } else {
             let (mut tx, rsp) = streamed();
-            reply.send(Ok(rsp)).ok().expect("awaited");
+            assert!(reply.send(Ok(rsp)).is_ok());
             let mut body = call
                 .await
                 .expect("no panic")
@@ -268,7 +268,7 @@ async fn a_cut_ends_calls_and_streams() {
     sleep(Duration::from_millis(1)).await;
     let (mut tx, rsp) = streamed();
     let (_, reply) = engines.take("a:1").expect("asked");
-    reply.send(Ok(rsp)).ok().expect("awaited");
+    assert!(reply.send(Ok(rsp)).is_ok());
     let mut body = streaming
         .await
         .expect("no panic")
@@ -278,12 +278,7 @@ async fn a_cut_ends_calls_and_streams() {
     body.frame().await.expect("a frame").expect("data");
     assert!(body.frame().now_or_never().is_none());
     e.cut();
-    let error = body
-        .frame()
-        .await
-        .expect("an error")
-        .err()
-        .expect("an error");
+    let error = body.frame().await.expect("an error").expect_err("an error");
     assert_eq!(cause::<Cut>(&error), Some(&Cut));
     assert!(body.frame().await.is_none());
     let error = waiting.await.expect("no panic").err().expect("no answer");
@@ -313,7 +308,7 @@ async fn failures_name_the_endpoint_and_it_can_be_excluded() {
     let call = tokio::spawn(svc.call(request(1)));
     sleep(Duration::from_millis(1)).await;
     let (_, reply) = engines.take("a:1").expect("asked");
-    reply.send(Err("refused".into())).ok().expect("awaited");
+    assert!(reply.send(Err("refused".into())).is_ok());
     let error = call.await.expect("no panic").err().expect("no answer");
     let at = cause::<EndpointError>(&error).expect("names it");
     assert_eq!(error.to_string(), "endpoint a:1: refused");
@@ -353,7 +348,7 @@ async fn only_failures_of_the_engine_count() {
             *rsp.status_mut() = http::StatusCode::from_u16(status).expect("a status");
             rsp.headers_mut()
                 .insert("content-type", "application/json".parse().expect("a value"));
-            reply.send(Ok(rsp)).ok().expect("awaited");
+            assert!(reply.send(Ok(rsp)).is_ok());
             let mut body = call
                 .await
                 .expect("no panic")

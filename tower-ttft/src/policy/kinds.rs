@@ -16,7 +16,9 @@ pub struct Contender {
     pub ttft: f64,
     /// Predicted prefill time of this request alone, seconds.
     pub own: f64,
-    /// Prompt tokens that it would compute.
+    /// Prompt tokens.
+    pub tokens: u32,
+    /// Of these, tokens that it would compute.
     pub uncached: u32,
     /// Requests in flight: ours, and others' as far as reported.
     pub in_flight: f64,
@@ -46,8 +48,9 @@ pub enum Sample {
     Some(SmallVec<[usize; 8]>),
 }
 
-/// What makes one endpoint better than another for a request. The smallest score wins; near-ties go to the emptiest
-/// cache, then to the least recently chosen, then at random.
+/// What makes one endpoint better than another for a request. The smallest score wins; near-ties go to who holds more of
+/// the prompt (where residency counts at all), then to the emptiest cache, then to the least recently chosen, then at
+/// random.
 pub trait Policy: Send + Sync + std::fmt::Debug {
     /// Which of the endpoints to score, given the tokens of the prompt that each holds.
     fn sample(&self, cached: &[u32], _rng: &mut StdRng) -> Sample {
@@ -60,6 +63,11 @@ pub trait Policy: Send + Sync + std::fmt::Debug {
 
     /// Scores within this share of the best are near-ties.
     fn band(&self, best: &Contender) -> f64;
+
+    /// Whether near-ties go first to those that hold more of the prompt.
+    fn affine(&self) -> bool {
+        false
+    }
 
     /// Whether near-ties are broken at random alone.
     fn random(&self) -> bool {
@@ -145,6 +153,15 @@ pub fn choose(
     let mut ties: SmallVec<[usize; 8]> = (0..contenders.len())
         .filter(|i| scores.get(*i).is_some_and(|s| *s <= limit))
         .collect();
+    if ties.len() > 1 && policy.affine() {
+        // A block or so more or less is no difference.
+        let most = ties
+            .iter()
+            .filter_map(|i| contenders.get(*i))
+            .map(|c| c.uncached.saturating_add(c.tokens / 64))
+            .min()?;
+        ties.retain(|i| contenders.get(*i).is_some_and(|c| c.uncached <= most));
+    }
     if ties.len() > 1 && !policy.random() {
         if ties
             .iter()
@@ -231,6 +248,10 @@ impl Policy for Priced {
     fn band(&self, best: &Contender) -> f64 {
         // A difference inside the predictor's own error says nothing, and within a tenth the choice costs little.
         best.error.clamp(0.1, 0.15)
+    }
+
+    fn affine(&self) -> bool {
+        true
     }
 }
 
@@ -357,6 +378,21 @@ mod tests {
         assert_eq!(chosen(Routing::PricedTtft, &cs), Some(1));
         cs[1].yields = true;
         assert_eq!(chosen(Routing::PricedTtft, &cs), Some(0));
+    }
+
+    #[test]
+    fn near_ties_stay_where_more_is_held() {
+        let mut cs = [contender(0.40, 0.0), contender(0.42, 0.0)];
+        (cs[0].tokens, cs[0].uncached, cs[1].tokens) = (2000, 200, 2000);
+        cs[1].uncached = 100;
+        (cs[0].last, cs[1].last) = (1, 2);
+        assert_eq!(chosen(Routing::PricedTtft, &cs), Some(1));
+        // A block is no difference: the least recent.
+        cs[1].uncached = 184;
+        assert_eq!(chosen(Routing::PricedTtft, &cs), Some(0));
+        // Who only counts requests does not look.
+        cs[1].uncached = 0;
+        assert_eq!(chosen(Routing::LeastLoad, &cs), Some(0));
     }
 
     #[test]

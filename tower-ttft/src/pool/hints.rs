@@ -55,6 +55,11 @@ impl Hints {
         }
     }
 
+    /// Something else knows of the ticket's prompt now.
+    pub(crate) fn forget(&mut self, ticket: u64) {
+        self.list.retain(|h| h.ticket != ticket);
+    }
+
     pub(crate) fn end(&mut self, ticket: u64, now: Instant) {
         self.list.retain_mut(|h| {
             if h.ticket == ticket {

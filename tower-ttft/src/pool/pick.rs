@@ -434,6 +434,7 @@ fn contend(running: &mut [Running<'_>], tokens: u32) {
         r.contender = Contender {
             ttft: r.prediction.ttft.as_secs_f64() + doubt,
             own: r.prediction.own.as_secs_f64(),
+            tokens,
             uncached: tokens.saturating_sub(r.cached),
             in_flight: f64::from(
                 r.view.booked + r.view.running + r.view.others_running + r.view.others_waiting,

@@ -128,7 +128,11 @@ impl Ticket {
         {
             let mut state = member.state.lock();
             state.load.first_token(self.p.id, now);
-            state.hints.computed(self.p.id);
+            match self.p.announced {
+                Some(_) => state.hints.computed(self.p.id),
+                // Without events the guess takes over.
+                None => state.hints.forget(self.p.id),
+            }
             state.first_tokens += 1;
         }
         let p = &self.p.prompt;
