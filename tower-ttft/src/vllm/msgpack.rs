@@ -284,6 +284,15 @@ mod tests {
                 "{input:x?}"
             );
         }
+        // Already at the head, before anyone makes room for the elements.
+        for head in [
+            &[0xdd, 0xff, 0xff, 0xff, 0xff][..],
+            &[0xdc, 0x00, 0x02, 0xc0],
+            &[0xdf, 0x00, 0x00, 0x00, 0x02, 0xc0, 0xc0, 0xc0],
+        ] {
+            let value = Reader::new(head).value();
+            assert_eq!(value, Err(MsgpackError::Truncated), "{head:x?}");
+        }
         assert_eq!(Reader::new(&[0xc1]).skip(), Err(MsgpackError::Reserved));
     }
 

@@ -18,7 +18,7 @@ use futures::{FutureExt, future::BoxFuture};
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, time::Duration};
 use tokio::time::Instant;
 
 /// A tokenizer that is whichever engine of a pool is ready.

@@ -6,7 +6,7 @@
 //! have told: an engine without usable metrics still takes requests, and its status says what is missing.
 
 use super::{
-    discover::{self, EventSource, Model},
+    discover::EventSource,
     http::{self, Answer, Ask, HttpError},
     member::{Member, Registry},
     scrape::Scrape,
@@ -17,6 +17,7 @@ use crate::{
     endpoint::{Address, EndpointId, Incarnation},
     pool::{EndpointInfo, Pool},
 };
+use about::{About, Sources};
 use futures::{
     FutureExt,
     future::{BoxFuture, Either, pending, select_all},
@@ -29,6 +30,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep_until};
 use vitals::{Evidence, Verdict, Vitals};
 
+mod about;
 mod joined;
 mod vitals;
 
@@ -129,29 +131,6 @@ struct Watcher<R: Registry> {
     discovered: Option<Instant>,
     /// Until then probes follow each other quickly.
     hurry_until: Option<Instant>,
-}
-
-/// What an engine said of itself.
-#[derive(Default)]
-struct About {
-    version: Option<Arc<str>>,
-    models: Vec<Model>,
-    sources: Sources,
-    problems: Vec<String>,
-    scrape: Option<Scrape>,
-    /// The ranks in the last good scrape.
-    ranks: Vec<u32>,
-    scrape_error: Option<String>,
-}
-
-/// What is known of an engine's event sources.
-#[derive(Clone, Debug, Default)]
-enum Sources {
-    #[default]
-    Unknown,
-    /// It has no such page, as before vLLM 0.31.
-    Silent,
-    Known(Vec<EventSource>),
 }
 
 /// The answers of one connection.
@@ -403,67 +382,18 @@ impl<R: Registry> Watcher<R> {
         }
         if discovery {
             self.discovered = Some(Instant::now());
-            self.learn(answers.next(), answers.next(), answers.next());
+            self.about
+                .learn(answers.next(), answers.next(), answers.next());
         }
-        self.scraped(answers.next(), result.err());
+        if self.about.scraped(answers.next(), result.err()) {
+            *self.shared.scraped_at.lock() = Some(Instant::now());
+        }
         self.reconcile();
         self.set_state(match self.joined.iter().all(Joined::is_asleep) {
             true => EngineState::Asleep,
             false => EngineState::Ready,
         });
         gone && self.observe(Evidence::Reset)
-    }
-
-    fn learn(&mut self, version: Option<Answer>, models: Option<Answer>, sources: Option<Answer>) {
-        self.about.problems.clear();
-        let ok = |answer: Option<Answer>| answer.filter(|a| a.status == StatusCode::OK);
-        if let Some(answer) = ok(version) {
-            match discover::version(&answer.body) {
-                Ok(version) => self.about.version = Some(version),
-                Err(error) => self.about.problems.push(error.to_string()),
-            }
-        }
-        match ok(models).map(|answer| discover::models(&answer.body)) {
-            Some(Ok(models)) => self.about.models = models,
-            Some(Err(error)) => self.about.problems.push(error.to_string()),
-            None => self.about.problems.push("/v1/models: no answer".into()),
-        }
-        self.about.sources = match sources {
-            Some(answer) if answer.status == StatusCode::OK => {
-                match discover::event_sources(&answer.body) {
-                    Ok(sources) => Sources::Known(sources),
-                    Err(error) => {
-                        self.about.problems.push(error.to_string());
-                        return;
-                    }
-                }
-            }
-            Some(answer) if answer.status == StatusCode::NOT_FOUND => Sources::Silent,
-            // Not now: what was known stays.
-            _ => return,
-        };
-    }
-
-    fn scraped(&mut self, metrics: Option<Answer>, error: Option<HttpError>) {
-        let scrape = match metrics {
-            Some(answer) if answer.status == StatusCode::OK => {
-                Scrape::parse(&answer.body).ok_or_else(|| "nothing of vLLM's in it".to_owned())
-            }
-            Some(answer) => Err(format!("status {}", answer.status.as_u16())),
-            None => Err(error.map_or_else(|| "no answer".into(), |error| error.to_string())),
-        };
-        match scrape {
-            Ok(scrape) => {
-                *self.shared.scraped_at.lock() = Some(Instant::now());
-                self.about.scrape_error = None;
-                self.about.ranks = scrape.ranks();
-                self.about.scrape = Some(scrape);
-            }
-            Err(error) => {
-                self.about.scrape_error = Some(error);
-                self.about.scrape = None;
-            }
-        }
     }
 
     /// Makes the pool agree with what is known: who the process is, which ranks it has, where their events are.

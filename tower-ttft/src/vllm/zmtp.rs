@@ -347,7 +347,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let task = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let mut hello = vec![0; GREETING];
+            let mut hello = [0; GREETING];
             hello[0] = 0xff;
             hello[9] = 0x7f;
             hello[10] = 3;
