@@ -622,3 +622,35 @@ async fn a_thousand_watchers_come_and_go_without_a_trace() {
     eventually(|| tasks() <= before.0 + 2 && http.open() == before.1).await;
     eventually(|| descriptors() < before.2 + 100).await;
 }
+
+#[tokio::test]
+async fn an_engine_serves_in_a_real_pool() {
+    use crate::{chain::KeySpace, policy::PolicySpec, pool::PoolParams};
+    let http = healthy().await;
+    let mut engine = FakeEngine::start().await;
+    announce(&http, &engine);
+    engine.lose(0, 1.0, &[stored(1, None)]);
+    let pool = Pool::new(PoolParams {
+        model: "tiny".into(),
+        keys: KeySpace::new(7),
+        policy: PolicySpec::default(),
+        seed: 1,
+        index_bytes: 1 << 20,
+    });
+    let (watched, task) = watch(params(&http), pool.clone());
+    let task = tokio::spawn(async move { match task.await {} });
+    let seen = || {
+        pool.endpoints()
+            .first()
+            .map(|endpoint| endpoint.status(Instant::now()))
+    };
+    eventually(|| seen().is_some_and(|s| s.ready && s.events_live && s.seq == Some(0))).await;
+    sleep(Duration::from_millis(50)).await;
+    engine.publish(1, 2.0, &[stored(2, Some(1))]).await;
+    eventually(|| seen().is_some_and(|s| s.seq == Some(1) && s.report_age.is_some())).await;
+    assert_eq!(seen().unwrap().incarnation, "1000.5");
+    assert_eq!(watched.status(Instant::now()).events[0].last_seq, Some(1));
+    task.abort();
+    let _ = task.await;
+    assert!(pool.endpoints().is_empty());
+}
