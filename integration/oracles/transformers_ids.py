@@ -56,7 +56,7 @@ def load(model_dir):
     renderer = renderer_from_config(VllmConfig(model_config=model, device_config=DeviceConfig("cpu")))
     online = OnlineRenderer(
         model, renderer, request_logger=None, chat_template=None, chat_template_content_format="auto",
-        enable_auto_tools=True, tool_parser="hermes",
+        enable_auto_tools=True, tool_parser="hermes", trust_request_chat_template=True,
     )
     return online
 

@@ -3,7 +3,8 @@
 //! Needs two things that the integration suite provides, and says so when they are missing:
 //! `FOREBAY_TOKENIZERS`, a directory with tokenizer directories in it (their names tell the model type: `qwen…`,
 //! `llama…`, `deepseek…`), and `FOREBAY_ORACLE_PYTHON`, a Python with vLLM in it. `FOREBAY_ORACLE_CASES` sets how many
-//! requests are compared for each tokenizer (default 150).
+//! requests are compared for each tokenizer (default 150). `FOREBAY_TEMPLATES` may name a directory with more templates
+//! (`*.jinja`) than the ones here.
 #![cfg(feature = "tokenizer")]
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
@@ -12,7 +13,6 @@ use std::{
     io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::Arc,
 };
 use tower_ttft::{
     peek::{Api, InferenceRequest, read},
@@ -363,62 +363,166 @@ fn theirs(python: &str, dir: &Path, cases: &[(Api, Value)]) -> Vec<Value> {
     answers
 }
 
-#[test]
-fn ids_are_vllms() {
-    let (Ok(tokenizers), Ok(python)) = (
-        std::env::var("FOREBAY_TOKENIZERS"),
-        std::env::var("FOREBAY_ORACLE_PYTHON"),
-    ) else {
+/// How ours compare with theirs.
+#[derive(Default)]
+struct Tally {
+    equal: usize,
+    different: usize,
+    refused: usize,
+}
+
+fn compare(local: &LocalTokenizer, cases: &[(Api, Value)], answers: &[Value]) -> Tally {
+    assert_eq!(answers.len(), cases.len());
+    let mut tally = Tally::default();
+    for ((api, body), answer) in cases.iter().zip(answers) {
+        let req = request(*api, body);
+        let Some(want) = answer.get("ids") else {
+            tally.refused += 1;
+            continue;
+        };
+        let want: Vec<Vec<u32>> = serde_json::from_value(want.clone()).unwrap();
+        if ours(local, &req) == Ok(want) {
+            tally.equal += 1;
+            continue;
+        }
+        tally.different += 1;
+        if tally.different <= 3 {
+            let texts = local.render(&req).map(|r| {
+                r.texts
+                    .into_iter()
+                    .map(|t| t.text)
+                    .collect::<Vec<_>>()
+                    .concat()
+            });
+            let theirs: String = answer["text"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str)
+                .collect();
+            match texts {
+                Ok(texts) => {
+                    let at = texts
+                        .chars()
+                        .zip(theirs.chars())
+                        .take_while(|(a, b)| a == b)
+                        .count();
+                    let near = |s: &str| {
+                        s.chars()
+                            .skip(at.saturating_sub(60))
+                            .take(120)
+                            .collect::<String>()
+                    };
+                    eprintln!(
+                        "{} at {at}: {body}\n  ours {:?}\n  vLLM {:?}",
+                        name(*api),
+                        near(&texts),
+                        near(&theirs)
+                    );
+                }
+                Err(reason) => eprintln!("{}: {body}\n  ours {reason:?}", name(*api)),
+            }
+        }
+    }
+    tally
+}
+
+/// What the tests need; none, loudly, if it is not there.
+fn oracle() -> Option<(PathBuf, String)> {
+    let found = std::env::var("FOREBAY_TOKENIZERS")
+        .ok()
+        .zip(std::env::var("FOREBAY_ORACLE_PYTHON").ok());
+    if found.is_none() {
         eprintln!(
-            "SKIPPED 1 test: set FOREBAY_TOKENIZERS and FOREBAY_ORACLE_PYTHON to compare ids with vLLM's"
+            "SKIPPED 1 test: set FOREBAY_TOKENIZERS and FOREBAY_ORACLE_PYTHON to compare with vLLM's front end"
         );
-        return;
-    };
-    let n = std::env::var("FOREBAY_ORACLE_CASES").map_or(150, |n| n.parse().unwrap());
-    let mut dirs: Vec<PathBuf> = std::fs::read_dir(&tokenizers)
+    }
+    found.map(|(tokenizers, python)| (tokenizers.into(), python))
+}
+
+fn directories(tokenizers: &Path) -> Vec<PathBuf> {
+    let mut dirs: Vec<PathBuf> = std::fs::read_dir(tokenizers)
         .unwrap()
         .map(|e| e.unwrap().path())
         .filter(|p| p.join("tokenizer.json").exists())
         .collect();
     dirs.sort();
-    assert!(!dirs.is_empty(), "no tokenizer in {tokenizers}");
+    assert!(!dirs.is_empty(), "no tokenizer in {}", tokenizers.display());
+    dirs
+}
+
+#[test]
+fn ids_are_vllms() {
+    let Some((tokenizers, python)) = oracle() else {
+        return;
+    };
+    let n = std::env::var("FOREBAY_ORACLE_CASES").map_or(150, |n| n.parse().unwrap());
     let mut failed = 0;
-    for dir in dirs {
+    for dir in directories(&tokenizers) {
         let local = LocalTokenizer::load(&dir, LocalParams::new(7)).unwrap();
         let cases = Corpus(StdRng::seed_from_u64(1)).cases(n);
-        let answers = theirs(&python, &dir, &cases);
-        assert_eq!(answers.len(), cases.len());
-        let (mut equal, mut refused, mut different) = (0, 0, 0);
-        for ((api, body), answer) in cases.iter().zip(&answers) {
-            let req = request(*api, body);
-            let mine = ours(&local, &req);
-            let Some(want) = answer.get("ids") else {
-                refused += 1;
-                continue;
-            };
-            let want: Vec<Vec<u32>> = serde_json::from_value(want.clone()).unwrap();
-            if mine.as_ref() == Ok(&want) {
-                equal += 1;
-                continue;
-            }
-            different += 1;
-            if different <= 3 {
-                let rendered = local
-                    .render(&req)
-                    .map(|r| r.texts.into_iter().map(|t| t.text).collect::<Vec<_>>());
-                eprintln!(
-                    "{}: {body}\n  ours {rendered:?}\n  vLLM {}",
-                    name(*api),
-                    answer["text"]
-                );
-            }
-        }
+        let t = compare(&local, &cases, &theirs(&python, &dir, &cases));
         eprintln!(
-            "{}: {equal} equal, {different} different, {refused} that vLLM refuses",
-            dir.display()
+            "{}: {} equal, {} different, {} that vLLM refuses",
+            dir.display(),
+            t.equal,
+            t.different,
+            t.refused
         );
-        assert!(equal > n / 2, "too few requests that vLLM takes");
-        failed += different;
+        assert!(t.equal > n / 2, "too few requests that vLLM takes");
+        failed += t.different;
+    }
+    assert_eq!(failed, 0);
+}
+
+/// Templates that use most of what templates use, with a small tokenizer.
+#[test]
+fn templates_render_as_in_vllm() {
+    let Some((_, python)) = oracle() else { return };
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let mut sources = vec![data.join("templates")];
+    sources.extend(std::env::var_os("FOREBAY_TEMPLATES").map(PathBuf::from));
+    let mut templates: Vec<PathBuf> = sources
+        .iter()
+        .flat_map(|dir| std::fs::read_dir(dir).unwrap())
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.extension().is_some_and(|e| e == "jinja"))
+        .collect();
+    templates.sort();
+    let n = 60;
+    let mut all = Vec::new();
+    for (i, path) in templates.iter().enumerate() {
+        let source = std::fs::read_to_string(path).unwrap();
+        let mut corpus = Corpus(StdRng::seed_from_u64(i as u64));
+        all.extend((0..n).map(|_| {
+            let mut body = corpus.chat();
+            body["chat_template"] = Value::from(source.as_str());
+            (Api::Chat, body)
+        }));
+    }
+    let answers = theirs(&python, &data.join("tiny"), &all);
+    let mut failed = 0;
+    for (i, path) in templates.iter().enumerate() {
+        let mut params = LocalParams::new(7);
+        params.chat_template = Some(std::fs::read_to_string(path).unwrap());
+        let local = LocalTokenizer::load(&data.join("tiny"), params).unwrap();
+        let cases: Vec<_> = all[i * n..(i + 1) * n]
+            .iter()
+            .map(|(api, body)| {
+                let mut body = body.clone();
+                body.as_object_mut().unwrap().remove("chat_template");
+                (*api, body)
+            })
+            .collect();
+        let t = compare(&local, &cases, &answers[i * n..(i + 1) * n]);
+        eprintln!(
+            "{}: {} equal, {} different, {} that vLLM refuses",
+            path.display(),
+            t.equal,
+            t.different,
+            t.refused
+        );
+        failed += t.different;
     }
     assert_eq!(failed, 0);
 }
@@ -430,12 +534,8 @@ fn segments_are_exact_with_real_tokenizers() {
         eprintln!("SKIPPED 1 test: set FOREBAY_TOKENIZERS to check segments with real tokenizers");
         return;
     };
-    for entry in std::fs::read_dir(&tokenizers).unwrap() {
-        let dir = entry.unwrap().path();
-        if !dir.join("tokenizer.json").exists() {
-            continue;
-        }
-        let local = Arc::new(LocalTokenizer::load(&dir, LocalParams::new(7)).unwrap());
+    for dir in directories(Path::new(&tokenizers)) {
+        let local = LocalTokenizer::load(&dir, LocalParams::new(7)).unwrap();
         let mut corpus = Corpus(StdRng::seed_from_u64(2));
         for _ in 0..1_000 {
             let text: String = (0..5).map(|_| corpus.text()).collect();

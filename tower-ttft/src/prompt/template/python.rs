@@ -1,5 +1,8 @@
 //! How Python prints values and what its strings can do, where minijinja differs.
-use minijinja::{Error, ErrorKind, State, Value, value::ValueKind};
+use minijinja::{
+    Error, ErrorKind, State, Value,
+    value::{Tuple, ValueKind},
+};
 use std::fmt::Write;
 
 /// White space as `str.isspace` and `str.strip` know it: Unicode's and the four separators.
@@ -77,14 +80,20 @@ fn repr(value: &Value, out: &mut String, depth: usize) {
             }
         },
         ValueKind::Seq => {
-            out.push('[');
-            for (i, item) in items(value).enumerate() {
-                if i > 0 {
+            let tuple = value.downcast_object_ref::<Tuple>().is_some();
+            out.push(if tuple { '(' } else { '[' });
+            let mut n = 0;
+            for item in items(value) {
+                if n > 0 {
                     out.push_str(", ");
                 }
                 repr(&item, out, depth + 1);
+                n += 1;
             }
-            out.push(']');
+            if tuple && n == 1 {
+                out.push(',');
+            }
+            out.push(if tuple { ')' } else { ']' });
         }
         ValueKind::Map => {
             out.push('{');
@@ -134,13 +143,33 @@ fn repr_str(s: &str, out: &mut String) {
                 out.push('\\');
                 out.push(c);
             }
-            c if c < ' ' || ('\u{7f}'..='\u{a0}').contains(&c) || c == '\u{ad}' => {
-                let _ = write!(out, "\\x{:02x}", c as u32);
+            c if is_printable(c) => out.push(c),
+            c => {
+                let _ = match u32::from(c) {
+                    n @ ..=0xff => write!(out, "\\x{n:02x}"),
+                    n @ ..=0xffff => write!(out, "\\u{n:04x}"),
+                    n => write!(out, "\\U{n:08x}"),
+                };
             }
-            c => out.push(c),
         }
     }
     out.push(quote);
+}
+
+/// `str.isprintable`: Rust's debug output of a string escapes the same categories, but for a mark at its beginning.
+fn is_printable(c: char) -> bool {
+    if c.is_ascii() {
+        return !c.is_ascii_control();
+    }
+    let mut buffer = [0; 5];
+    let text = c.encode_utf8(buffer.get_mut(1..).unwrap_or_default()).len();
+    if let Some(first) = buffer.first_mut() {
+        *first = b'a';
+    }
+    let both = buffer
+        .get(..=text)
+        .and_then(|b| std::str::from_utf8(b).ok());
+    both.is_some_and(|s| s.escape_debug().nth(1) == Some(c))
 }
 
 /// Methods of Python's types. What is not here comes from minijinja's own collection.
@@ -194,7 +223,7 @@ fn str_method(s: &str, name: &str, args: &[Value]) -> Option<Result<Value, Error
                 s.rsplit_once(separator)
                     .map_or(["", "", s], |(a, b)| [a, separator, b])
             };
-            Ok(Value::from(parts.map(Value::from).to_vec()))
+            Ok(Value::from(Tuple::from(parts.map(Value::from).to_vec())))
         }),
         "splitlines" => Ok(lines(s, args.first().is_some_and(Value::is_true))),
         _ => return None,
@@ -337,6 +366,13 @@ mod tests {
             str(&v),
             r#"{'a': 'it\'s "x"\n', 'b': [1, 2.5, True, None], 'c': "it's"}"#
         );
+        let odd = Value::from(vec![Value::from(
+            "e\u{301}\u{200d}\u{2028}\u{a0}\u{ad}\u{7f}é🙂\u{e0001}",
+        )]);
+        assert_eq!(
+            str(&odd),
+            "['e\u{301}\\u200d\\u2028\\xa0\\xad\\x7fé🙂\\U000e0001']"
+        );
         assert_eq!(str(&Value::from("plain")), "plain");
         assert_eq!(str(&Value::UNDEFINED), "");
     }
@@ -369,13 +405,13 @@ mod tests {
         );
         assert_eq!(
             call("a--b--c", "partition", &[v("--")]),
-            "['a', '--', 'b--c']"
+            "('a', '--', 'b--c')"
         );
         assert_eq!(
             call("a--b--c", "rpartition", &[v("--")]),
-            "['a--b', '--', 'c']"
+            "('a--b', '--', 'c')"
         );
-        assert_eq!(call("abc", "rpartition", &[v("-")]), "['', '', 'abc']");
+        assert_eq!(call("abc", "rpartition", &[v("-")]), "('', '', 'abc')");
         assert_eq!(call("prefix-x", "removeprefix", &[v("prefix-")]), "x");
         assert_eq!(
             call("a\r\nb\u{2028}c\n", "splitlines", &[]),
