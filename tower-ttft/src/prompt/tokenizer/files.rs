@@ -51,6 +51,14 @@ pub enum LoadError {
         /// What is not supported.
         error: String,
     },
+    /// A parameter has a value that engines would refuse.
+    #[error("{name} {error}")]
+    Parameter {
+        /// The parameter.
+        name: &'static str,
+        /// What is wrong with it and what to do.
+        error: &'static str,
+    },
     /// The chat template does not compile.
     #[error("the chat template of {} does not compile: {error}; give another one, as vLLM's --chat-template does", path.display())]
     Template {

@@ -127,11 +127,15 @@ impl LocalTokenizer {
             id(config.add_eos, "eos_token"),
         );
         let templates = Templates::compile(dir, &config, &params)?;
-        let defaults = serde_json::to_vec(&params.default_chat_template_kwargs).unwrap_or_default();
-        let defaults = Json::parse(&defaults)
+        let defaults =
+            serde_json::Value::Object(params.default_chat_template_kwargs.clone()).to_string();
+        let defaults = Json::parse(defaults.as_bytes())
             .ok()
             .and_then(|v| Kwargs::of(Some(v.into_owned())).ok())
-            .unwrap_or_default();
+            .ok_or(LoadError::Parameter {
+                name: "default_chat_template_kwargs",
+                error: "names a parameter of the renderer itself (such as `tokenize` or `chat_template`): remove it",
+            })?;
         let mut this = Self {
             cuts,
             segments: Segments::new(params.cache_bytes, params.seed),
