@@ -147,27 +147,20 @@ async def asynchronous():
     report("async", answers=len(answers))
 
 
-async def conversation():
-    """Conversations side by side, each behind the same system prompt: later turns find their prefix cached."""
-    async with openai.AsyncOpenAI(base_url=BASE_URL, api_key="none", max_retries=0, timeout=120) as aclient:
-
-        async def one(n):
-            messages = [{"role": "system", "content": SYSTEM}]
-            before, followed, later = 0, 0, 0
-            for turn in range(5):
-                messages.append({"role": "user", "content": f"Conversation {n}, turn {turn}: " + "what now? " * 60})
-                answer = await aclient.chat.completions.create(model=MODEL, max_tokens=16, messages=messages)
-                if turn:
-                    # All of the prompt before, but for the block that was not full.
-                    later += 1
-                    followed += answer.usage.prompt_tokens_details.cached_tokens >= before // 32 * 32 - 32
-                before = answer.usage.prompt_tokens
-                messages.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
-                await asyncio.sleep(0.1)
-            return followed, later
-
-        results = await asyncio.gather(*(one(n) for n in range(6)))
-    followed, later = map(sum, zip(*results))
+def conversation():
+    """Interleaved conversations behind the same system prompt: later turns find their prefix cached."""
+    conversations = [[{"role": "system", "content": SYSTEM}] for _ in range(6)]
+    before, followed, later = [0] * 6, 0, 0
+    for turn in range(5):
+        for n, messages in enumerate(conversations):
+            messages.append({"role": "user", "content": f"Conversation {n}, turn {turn}: " + "what now? " * 60})
+            answer = client.chat.completions.create(model=MODEL, max_tokens=16, messages=messages)
+            if turn:
+                # All of the prompt before, but for the block that was not full.
+                later += 1
+                followed += answer.usage.prompt_tokens_details.cached_tokens >= before[n] // 32 * 32 - 32
+            before[n] = answer.usage.prompt_tokens
+            messages.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
     report("conversation", followed=followed / later, turns=later)
 
 
@@ -180,4 +173,4 @@ if __name__ == "__main__":
     errors()
     aborted()
     asyncio.run(asynchronous())
-    asyncio.run(conversation())
+    conversation()

@@ -2,12 +2,12 @@
 
 use crate::{
     engine::{MODEL, Profile},
-    gateway::{Gateway, GatewaySpec},
+    gateway::{Decision, Gateway, GatewaySpec},
     lab::Lab,
     suite::Test,
     test,
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use std::{process::Stdio, sync::Arc};
 use tokio::process::Command;
@@ -50,13 +50,27 @@ async fn openai(lab: Arc<Lab>) -> Result<String> {
         .find(|c| c["check"] == "conversation")
         .context("the conversation's report")?;
     let followed = conversation["followed"].as_f64().context("followed")?;
-    ensure!(followed >= 0.95, "{conversation}");
+    if followed < 0.95 {
+        let elsewhere = gateway.decisions(30).await?;
+        let elsewhere: Vec<_> = elsewhere
+            .iter()
+            .filter(|d| !follows(d))
+            .map(|d| &d.0)
+            .collect();
+        bail!("{conversation}; not where most is cached: {elsewhere:?}");
+    }
     gateway.check().await?;
     Ok(format!(
         "{}; {:.0} % of the later turns were answered where their prefix is cached",
         names.join(", "),
         followed * 100.0
     ))
+}
+
+/// Whether a request went where most of its prompt was believed to be cached.
+fn follows(decision: &Decision) -> bool {
+    let chosen = decision.chosen().ok().and_then(|c| c.cached());
+    decision.candidates().iter().all(|c| c.cached() <= chosen)
 }
 
 async fn curl(lab: Arc<Lab>) -> Result<String> {
