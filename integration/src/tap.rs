@@ -215,7 +215,7 @@ impl Tap {
         while timeout(quiet, self.shared.changed.notified()).await.is_ok() {}
     }
 
-    /// Drops the next `count` batches.
+    /// Drops the next `count` batches; 0: lets all pass again.
     pub async fn drop_next(&self, count: u32) -> Result<()> {
         self.command(json!({"next": "drop", "count": count})).await
     }
@@ -249,6 +249,15 @@ impl Tap {
         stdin.0.write_all(format!("{command}\n").as_bytes()).await?;
         stdin.0.flush().await?;
         self.until("a command", |r| r.acknowledged >= id).await
+    }
+}
+
+// === impl Record ===
+
+impl Record {
+    /// How many batches were recorded, those of former processes included.
+    pub fn all(&self) -> usize {
+        self.batches.len() + self.former.iter().map(Vec::len).sum::<usize>()
     }
 }
 

@@ -13,7 +13,7 @@ Standard output has one JSON object a line:
 
 Commands are JSON objects, one a line, on standard input; the end of input ends the tap:
 
-  {"id": 1, "next": "drop"|"truncate", "count": N}   the fate of the next N batches
+  {"id": 1, "next": "drop"|"truncate", "count": N}   the fate of the next N batches, instead of what was to be theirs
   {"id": 2, "delay": SECONDS}                        every batch from now on leaves this much later, in order
   {"id": 3, "replay": "pass"|"refuse"|"stall", "after": N}   stall: the answer stops after N messages
 """
@@ -180,7 +180,7 @@ class Tap:
     def on_command(self, line):
         command = json.loads(line)
         if "next" in command:
-            self.fates.extend([command["next"]] * command["count"])
+            self.fates = collections.deque([command["next"]] * command["count"])
         if "delay" in command:
             self.delay = command["delay"]
         if "replay" in command:
