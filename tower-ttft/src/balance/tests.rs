@@ -327,15 +327,52 @@ async fn failures_name_the_endpoint_and_it_can_be_excluded() {
     assert_eq!(in_flight(&pool), (0, 0));
 }
 
+/// An engine that says it is full is left alone for a second, though it holds the prompt.
+#[tokio::test(start_paused = true)]
+async fn a_full_engine_is_avoided_for_a_second() {
+    let (mut svc, engines) = balance(PolicySpec::default());
+    let pool = svc.pool().clone();
+    ready(&pool, "a:1");
+    ready(&pool, "b:1");
+    let mut pick = async |status: u16| {
+        let call = tokio::spawn(svc.call(request(1)));
+        sleep(Duration::from_millis(1)).await;
+        let (name, asked) = ["a:1", "b:1"]
+            .iter()
+            .find_map(|n| Some((*n, engines.take(n)?)))
+            .expect("asked");
+        let (mut tx, mut rsp) = streamed();
+        *rsp.status_mut() = http::StatusCode::from_u16(status).expect("a status");
+        assert!(asked.1.send(Ok(rsp)).is_ok());
+        let mut body = call
+            .await
+            .expect("no panic")
+            .expect("an answer")
+            .into_body();
+        if status == 200 {
+            tx.send_data(TOKEN.into()).await.expect("read");
+            tx.send_data(DONE.into()).await.expect("read");
+        }
+        drop(tx);
+        while body.frame().await.is_some() {}
+        name
+    };
+    let holder = pick(200).await;
+    assert_eq!(pick(503).await, holder);
+    assert_ne!(pick(200).await, holder);
+}
+
 /// Statuses: bad requests and full engines do not open a breaker, broken engines do.
 #[tokio::test(start_paused = true)]
 async fn only_failures_of_the_engine_count() {
-    for (status, opens) in [
-        (400, false),
-        (404, false),
-        (503, false),
-        (500, true),
-        (502, true),
+    for (status, read, opens) in [
+        (400, true, false),
+        (404, true, false),
+        (503, true, false),
+        (503, false, false),
+        (500, true, true),
+        (500, false, true),
+        (502, true, true),
     ] {
         let (mut svc, engines) = balance(PolicySpec::default());
         let pool = svc.pool().clone();
@@ -354,12 +391,13 @@ async fn only_failures_of_the_engine_count() {
                 .expect("no panic")
                 .expect("an answer")
                 .into_body();
-            tx.send_data(Bytes::from_static(b"{\"error\":{}}"))
-                .await
-                .expect("read");
+            let error = Bytes::from_static(b"{\"error\":{}}");
+            tx.send_data(error).await.expect("read");
             drop(tx);
-            while body.frame().await.is_some() {}
+            // Whoever tries elsewhere does not read it.
+            while read && body.frame().await.is_some() {}
         }
-        assert_eq!(e.status(Instant::now()).breaker_open, opens, "{status}");
+        let open = e.status(Instant::now()).breaker_open;
+        assert_eq!(open, opens, "{status} {read}");
     }
 }

@@ -9,6 +9,9 @@ use http::StatusCode;
 use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
+/// How long an engine that says it is full is taken to be.
+const BUSY: Duration = Duration::from_secs(1);
+
 /// The record of one request at one endpoint. What it booked is released when it is dropped. It observes the answer.
 pub struct Ticket {
     p: Box<TicketParams>,
@@ -82,8 +85,8 @@ impl Ticket {
         self.sent = Some(now);
     }
 
-    /// The engine answered with this status. An error of the client's (4xx) or of a full engine (503) does not speak
-    /// against the endpoint.
+    /// The engine answered with this status. An error of the client's (4xx) does not speak against the endpoint; a full
+    /// engine (503) is avoided for a second.
     pub fn responded(&mut self, status: StatusCode) {
         self.status = Some(status);
     }
@@ -210,24 +213,20 @@ impl Ticket {
         self.pool().decisions.end(&self.p.decision, outcome);
     }
 
-    /// What the end says of the endpoint.
+    /// What the end says of the endpoint. A status counts also where nobody cared to read the body.
     fn judge(&self, now: Instant, end: End) {
         let (pool, member) = (self.pool(), self.member());
-        let healthy = match self.status {
-            Some(s) if s.is_server_error() => s == StatusCode::SERVICE_UNAVAILABLE,
+        match (self.status, end) {
+            // Full, or still loading: not failed, but not for now.
+            (Some(StatusCode::SERVICE_UNAVAILABLE), _) => pool.busy(member, now + BUSY),
+            (Some(s), _) if s.is_server_error() => pool.failed(member, now),
             // An engine that refuses a bad request works.
-            Some(s) if s.is_client_error() => true,
-            _ => false,
-        };
-        match end {
-            End::Complete if self.status.is_none_or(|s| !s.is_server_error()) => {
-                pool.succeeded(member)
-            }
-            End::Complete | End::EngineError if healthy => {}
+            (Some(s), _) if s.is_client_error() => {}
+            (_, End::Complete) => pool.succeeded(member),
+            (_, End::Cancelled) => {}
             // A removed or restarted engine is no failing one: whoever cut it has its own evidence.
-            End::Broken if *member.cuts.borrow() != self.cuts => {}
-            End::Complete | End::EngineError | End::Broken => pool.failed(member, now),
-            End::Cancelled => {}
+            (_, End::Broken) if *member.cuts.borrow() != self.cuts => {}
+            (_, End::EngineError | End::Broken) => pool.failed(member, now),
         }
         if self.p.probe {
             pool.probed(member);
