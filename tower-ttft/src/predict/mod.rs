@@ -8,8 +8,8 @@
 //! The shape is physics and has no constant of any one machine: `c₀` is a neutral number of seconds per token, and **one
 //! gain per endpoint** is learned on top of it, in the log domain, with a step from 1/n down to 0.04. A freer
 //! regression has the smaller error and the worse ranking, because routing starves it of data. What all endpoints of
-//! a model share is learned in common and slowly: the frontend's rate (engines tokenize again: 0.01 to 2 µs a byte), `κ`
-//! and `κ_d`. Each endpoint has a `base` of its own (half a step, network, fixed costs).
+//! a model share is learned in common and slowly: `κ` and `κ_d`. Each endpoint has a `base` of its own (half a step,
+//! network, fixed costs) and a `frontend` rate (engines tokenize again: 0.01 to 2 µs a byte).
 //!
 //! A sample trains only what it can tell: requests that compute a lot train the gain, those that compute little train
 //! base and frontend. An endpoint that has no samples borrows: from peers with the same GPU label, from the prefill time

@@ -28,9 +28,6 @@ const DECODES: Shared = Shared::new(0.01, 1e-4, 0.2);
 pub struct TtftModel {
     endpoints: Vec<Option<EndpointModel>>,
     known: Known,
-    /// Seconds for [`FRONTEND_BYTES`].
-    frontend: f64,
-    frontend_samples: u64,
     attention: Shared,
     decodes: Shared,
     accuracy: Accuracy,
@@ -65,8 +62,17 @@ struct EndpointModel {
     gain: Gain,
     /// The log gain that the engine's own prefill time suggests.
     engine: Option<f64>,
-    base: f64,
-    base_samples: u64,
+    base: Fixed,
+    /// Seconds for [`FRONTEND_BYTES`]. Engines of one version tokenize alike, but not on half the CPU.
+    frontend: Fixed,
+}
+
+/// A cost that does not depend on computed tokens.
+#[derive(Clone, Copy, Debug)]
+struct Fixed {
+    value: f64,
+    max: f64,
+    samples: u64,
 }
 
 /// What endpoints have learned, summed up, so that a prediction need not look at all of them.
@@ -74,6 +80,7 @@ struct EndpointModel {
 struct Known {
     gain: Sum,
     base: Sum,
+    frontend: Sum,
     by_gpu: Vec<(Arc<str>, Sum)>,
 }
 
@@ -110,8 +117,6 @@ impl Default for TtftModel {
         Self {
             endpoints: Vec::new(),
             known: Known::default(),
-            frontend: FRONTEND0,
-            frontend_samples: 0,
             attention: ATTENTION,
             decodes: DECODES,
             accuracy: Accuracy::default(),
@@ -126,8 +131,9 @@ impl TtftModel {
             gpu,
             gain: Gain::default(),
             engine: None,
-            base: BASE0,
-            base_samples: 0,
+            base: Fixed::new(BASE0, 10.0),
+            // Up to 20 µs a byte: slower tokenizers were never seen.
+            frontend: Fixed::new(FRONTEND0, 2e-5 * FRONTEND_BYTES),
         };
         match self.endpoints.iter_mut().position(|e| e.is_none()) {
             Some(free) => {
@@ -264,26 +270,20 @@ impl TtftModel {
     /// the error between base and frontend.
     fn learn_fixed(&mut self, slot: Slot, inputs: &Inputs, error: f64, actual: f64) {
         let x = f64::from(inputs.bytes) / FRONTEND_BYTES;
-        let frontend_samples = self.frontend_samples;
+        let (base, frontend) = (self.base(slot), self.frontend(slot));
         let Some(e) = self.get_mut(slot) else {
             return;
         };
-        let share = 1.0 / (1.0 + x * x);
         // One slow answer must not teach a lot once something is known.
-        let error = if e.base_samples >= 3 {
-            error.min(0.5 * actual).min(e.base.max(BASE0) * 2.0)
+        let error = if e.base.samples >= 3 {
+            error.min(0.5 * actual).min(2.0 * base.max(BASE0))
         } else {
             error
         };
-        let step = (1.0 / (e.base_samples as f64 + 1.0)).max(0.1);
-        e.base = (e.base + step * error * share).clamp(0.0, 10.0);
-        e.base_samples += 1;
+        let share = 1.0 / (1.0 + x * x);
+        e.base.learn(base, error * share);
         if x > 0.02 {
-            let step = (1.0 / (frontend_samples as f64 + 1.0)).max(0.1);
-            // Up to 20 µs a byte: slower tokenizers were never seen.
-            self.frontend =
-                (self.frontend + step * error * x * share).clamp(0.0, 2e-5 * FRONTEND_BYTES);
-            self.frontend_samples += 1;
+            e.frontend.learn(frontend, error * x * share);
         }
     }
 
@@ -305,7 +305,7 @@ impl TtftModel {
         let per_token = NEUTRAL * log_gain.exp();
         let slowdown = 1.0 + self.decodes.value * inputs.running.max(0.0);
         let terms = Terms {
-            frontend: self.frontend * f64::from(inputs.bytes) / FRONTEND_BYTES,
+            frontend: self.frontend(slot) * f64::from(inputs.bytes) / FRONTEND_BYTES,
             base,
             backlog: (inputs.ahead + inputs.others) * per_token * slowdown,
             prefill: self.shape(uncached, inputs.cached) * per_token * slowdown,
@@ -321,17 +321,14 @@ impl TtftModel {
         }
     }
 
-    /// An endpoint's own base, drawn to the mean of the others' while it has few samples.
     fn base(&self, slot: Slot) -> f64 {
-        let own = self.get(slot).and_then(|e| e.own_base());
-        let others = self.known.base.without(own);
-        match (own, others, self.get(slot)) {
-            (Some(own), Some(others), Some(e)) => {
-                let n = e.base_samples as f64;
-                others + (own - others) * n / (n + 0.5)
-            }
-            (own, others, _) => own.or(others).unwrap_or(BASE0),
-        }
+        let own = self.get(slot).map(|e| e.base);
+        own.map_or(BASE0, |own| own.drawn_to(self.known.base))
+    }
+
+    fn frontend(&self, slot: Slot) -> f64 {
+        let own = self.get(slot).map(|e| e.frontend);
+        own.map_or(FRONTEND0, |own| own.drawn_to(self.known.frontend))
     }
 
     /// The log gain in use, and whether it is wholly borrowed: from peers with the same label, from what the engine says
@@ -353,7 +350,8 @@ impl TtftModel {
     fn sum_up(&mut self) {
         let mut known = Known::default();
         for e in self.endpoints.iter().flatten() {
-            known.base.add(e.own_base());
+            known.base.add(e.base.own());
+            known.frontend.add(e.frontend.own());
             known.gain.add(e.gain.own());
             let Some(gpu) = &e.gpu else {
                 continue;
@@ -388,11 +386,39 @@ impl TtftModel {
     }
 }
 
-// === impl EndpointModel ===
+// === impl Fixed ===
 
-impl EndpointModel {
-    fn own_base(&self) -> Option<f64> {
-        (self.base_samples > 0).then_some(self.base)
+impl Fixed {
+    fn new(value: f64, max: f64) -> Self {
+        Self {
+            value,
+            max,
+            samples: 0,
+        }
+    }
+
+    fn own(&self) -> Option<f64> {
+        (self.samples > 0).then_some(self.value)
+    }
+
+    /// The value to use: drawn to the mean of the others' while there are few samples.
+    fn drawn_to(&self, all: Sum) -> f64 {
+        let own = self.own();
+        match (own, all.without(own)) {
+            (Some(own), Some(others)) => {
+                let n = self.samples as f64;
+                others + (own - others) * n / (n + 0.5)
+            }
+            (None, Some(others)) => others,
+            (_, None) => self.value,
+        }
+    }
+
+    /// Moves from the value that was in use by a share of the error, less with each sample.
+    fn learn(&mut self, from: f64, error: f64) {
+        let step = (1.0 / (self.samples as f64 + 1.0)).max(0.1);
+        self.value = (from + step * error).clamp(0.0, self.max);
+        self.samples += 1;
     }
 }
 

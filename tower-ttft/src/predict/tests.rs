@@ -273,6 +273,41 @@ async fn a_slow_frontend_is_told_from_base_and_prefill() {
     }
 }
 
+/// Half the CPU is twice the frontend: what is true of one endpoint's hits is not true of another's.
+#[tokio::test(start_paused = true)]
+async fn hits_are_ordered_where_only_the_frontend_differs() {
+    let now = Instant::now();
+    let mut rng = StdRng::seed_from_u64(11);
+    let half = Engine {
+        byte: 2.0 * CPU.byte,
+        base: 2.0 * CPU.base,
+        token: 2.0 * CPU.token,
+        ..CPU
+    };
+    let mut m = TtftModel::default();
+    let gpu: Option<Arc<str>> = Some("cpu".into());
+    let (a, b) = (m.add(gpu.clone()), m.add(gpu));
+    let (mut right, mut pairs) = (0, 0);
+    for n in 0..60 {
+        let tokens = rng.random_range(1000..16_000);
+        let i = inputs(tokens, tokens - 40);
+        let (pa, _) = one(&mut m, a, &CPU, &i, 0.0, now, &mut rng);
+        let (pb, _) = one(&mut m, b, &half, &i, 0.0, now, &mut rng);
+        if n >= 10 {
+            pairs += 1;
+            right += i32::from(pa < pb);
+        }
+    }
+    assert!(right * 100 >= pairs * 95, "{right} of {pairs}");
+    let truth = half.byte * 64_000.0;
+    let p = m.predict(b, &inputs(16_000, 15_960), now);
+    assert!(
+        (p.terms.frontend / truth).ln().abs() < 0.5,
+        "{}",
+        p.terms.frontend
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn peers_lend_their_gain_and_strangers_less() {
     let now = Instant::now();
