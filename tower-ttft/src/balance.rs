@@ -8,7 +8,7 @@ use crate::{
     Error,
     endpoint::EndpointId,
     observe::ObserveBody,
-    peek::InferenceRequest,
+    peek::{InferenceRequest, PeekError},
     pool::{Decision, Endpoint, Excluded, NoEndpoint, Pick, PickRequest, Pool, Ticket},
     prompt::Prompt,
     queue::QueueError,
@@ -240,10 +240,25 @@ where
     match result {
         Ok(rsp) => Ok(answer(rsp, ticket, api)),
         Err(source) => {
-            ticket.fail(Instant::now());
+            if !is_upload(&source) {
+                ticket.fail(Instant::now());
+            }
             Err(EndpointError { endpoint, source }.into())
         }
     }
+}
+
+/// Whether it was the client's own body that failed on its way: no failure of the endpoint, or one client could open
+/// the breakers of all. The ticket then ends as if the client had left.
+fn is_upload(error: &Error) -> bool {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(&**error);
+    while let Some(error) = next {
+        if error.is::<PeekError>() {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// The answer, with what is known of it, its body watched.

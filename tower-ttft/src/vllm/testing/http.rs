@@ -12,7 +12,6 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    sync::Notify,
     task::{JoinHandle, JoinSet},
 };
 
@@ -40,7 +39,6 @@ struct State {
     replies: Mutex<HashMap<String, Reply>>,
     requests: Mutex<Vec<(String, Vec<u8>)>>,
     open: AtomicUsize,
-    refuse: Notify,
 }
 
 // === impl FakeHttp ===
@@ -65,14 +63,7 @@ impl FakeHttp {
         let state = shared.clone();
         let task = tokio::spawn(async move {
             let mut connections = JoinSet::new();
-            loop {
-                let accepted = tokio::select! {
-                    accepted = listener.accept() => accepted,
-                    () = state.refuse.notified() => break,
-                };
-                let Ok((stream, _)) = accepted else {
-                    continue;
-                };
+            while let Ok((stream, _)) = listener.accept().await {
                 let state = state.clone();
                 connections.spawn(async move {
                     state.open.fetch_add(1, Ordering::SeqCst);
@@ -81,8 +72,6 @@ impl FakeHttp {
                 });
                 while connections.try_join_next().is_some() {}
             }
-            drop(listener);
-            while connections.join_next().await.is_some() {}
         });
         Self { port, shared, task }
     }
@@ -119,11 +108,6 @@ impl FakeHttp {
 
     pub(crate) fn open(&self) -> usize {
         self.shared.open.load(Ordering::SeqCst)
-    }
-
-    /// The port refuses from now on, and open connections stay as they are, as when vLLM is told to end.
-    pub(crate) fn refuse(&self) {
-        self.shared.refuse.notify_one();
     }
 
     /// The port refuses from now on, and open connections break.
