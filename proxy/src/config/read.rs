@@ -2,15 +2,12 @@
 
 use super::{
     Config, DEFAULT_ADMIN, DEFAULT_LISTEN, EndpointConfig, Limits, ModelConfig, PolicyConfig,
-    Problem,
+    Problem, ZmqAddress,
     decode::{At, Decoder, Section, nearest},
     node::{Node, Value},
 };
 use std::{collections::BTreeMap, path::Path, sync::Arc};
-use tower_ttft::{
-    policy::{PolicySpec, Routing},
-    vllm::Source,
-};
+use tower_ttft::policy::{PolicySpec, Routing};
 
 const TOP: Section = Section {
     name: "the top of the file",
@@ -44,9 +41,6 @@ const POLICY: Section = Section {
         "connectTimeout",
         "headAfter",
         "retries",
-        "maxQueued",
-        "maxQueuedBytes",
-        "loadMaxAge",
         "exposeEndpoint",
     ],
 };
@@ -230,8 +224,8 @@ fn endpoint(d: &mut Decoder, at: &At<'_>, of: Option<&Arc<str>>) -> Option<Endpo
         return Some(EndpointConfig {
             address: url(d, at)?,
             model: of.cloned(),
-            kv_events: Source::Auto,
-            replay: Source::Auto,
+            kv_events: ZmqAddress::Auto,
+            replay: ZmqAddress::Auto,
             gpu: None,
         });
     }
@@ -252,7 +246,7 @@ fn endpoint(d: &mut Decoder, at: &At<'_>, of: Option<&Arc<str>>) -> Option<Endpo
     }
     let kv_events = zmq(d, f.get("kvEvents"));
     let replay = zmq(d, f.get("replay"));
-    if kv_events == Source::None && matches!(replay, Source::Tcp(_)) {
+    if kv_events == ZmqAddress::None && matches!(replay, ZmqAddress::Tcp(_)) {
         d.problem(
             &format!("{}.replay", at.path),
             line(&f.get("replay")),
@@ -336,16 +330,32 @@ fn url(d: &mut Decoder, at: &At<'_>) -> Option<Arc<str>> {
     }
 }
 
-fn zmq(d: &mut Decoder, at: Option<At<'_>>) -> Source {
+fn zmq(d: &mut Decoder, at: Option<At<'_>>) -> ZmqAddress {
     let Some(at) = at else {
-        return Source::Auto;
+        return ZmqAddress::Auto;
     };
     let Some(text) = d.text(&at) else {
-        return Source::Auto;
+        return ZmqAddress::Auto;
     };
-    match text.parse() {
-        Ok(source) => source,
-        Err(_) => {
+    match text {
+        "auto" => return ZmqAddress::Auto,
+        "none" => return ZmqAddress::None,
+        _ => {}
+    }
+    let host_port = text.strip_prefix("tcp://").and_then(|rest| {
+        let (host, port) = rest.rsplit_once(':')?;
+        let port: u16 = port.parse().ok()?;
+        (!host.is_empty() && port > 0).then_some(host)
+    });
+    match host_port {
+        Some("*") => {
+            d.complain(
+                &at,
+                "`*` is what the engine binds; write the address to connect to, `tcp://HOST:PORT`",
+            );
+        }
+        Some(_) => return ZmqAddress::Tcp(text.into()),
+        None => {
             let hint = match nearest(text, &["auto", "none"]) {
                 Some(word) => format!("did you mean `{word}`?"),
                 None => "write `auto`, `none` or `tcp://HOST:PORT`".to_owned(),
@@ -354,9 +364,9 @@ fn zmq(d: &mut Decoder, at: Option<At<'_>>) -> Source {
                 &at,
                 format_args!("`{text}` is no address of events; {hint}"),
             );
-            Source::Auto
         }
     }
+    ZmqAddress::Auto
 }
 
 fn policy(d: &mut Decoder, at: &At<'_>) -> PolicyConfig {
@@ -364,35 +374,19 @@ fn policy(d: &mut Decoder, at: &At<'_>) -> PolicyConfig {
     let Some(f) = d.map(at, &POLICY, ALL) else {
         return p;
     };
-    let spec = p.spec;
     PolicyConfig {
         spec: PolicySpec {
-            routing: d.choice(f.get("routing"), spec.routing, ROUTING),
-            lambda: lambda(d, f.get("lambda"), spec.lambda),
-            no_endpoint_wait: d.duration(f.get("noEndpointWait"), spec.no_endpoint_wait),
-            first_token_timeout: positive(d, f.get("firstTokenTimeout"), spec.first_token_timeout),
-            idle_timeout: positive(d, f.get("idleTimeout"), spec.idle_timeout),
-            retries: d.count(f.get("retries"), spec.retries.into(), 0..=MAX_RETRIES) as u32,
-            max_queued: d.count(f.get("maxQueued"), spec.max_queued as u64, 0..=1_000_000) as usize,
-            max_queued_bytes: d.size(f.get("maxQueuedBytes"), spec.max_queued_bytes as u64)
-                as usize,
-            load_max_age: positive(d, f.get("loadMaxAge"), spec.load_max_age),
+            routing: d.choice(f.get("routing"), p.spec.routing, ROUTING),
+            lambda: d.number(f.get("lambda"), p.spec.lambda),
+            no_endpoint_wait: d.duration(f.get("noEndpointWait"), p.spec.no_endpoint_wait),
+            ..p.spec
         },
+        first_token_timeout: positive(d, f.get("firstTokenTimeout"), p.first_token_timeout),
+        idle_timeout: positive(d, f.get("idleTimeout"), p.idle_timeout),
         connect_timeout: positive(d, f.get("connectTimeout"), p.connect_timeout),
         head_after: positive(d, f.get("headAfter"), p.head_after),
+        retries: d.count(f.get("retries"), p.retries.into(), 0..=MAX_RETRIES) as u32,
         expose_endpoint: d.bool(f.get("exposeEndpoint"), p.expose_endpoint),
-    }
-}
-
-/// λ: over 100 nothing but the own prefill would count.
-fn lambda(d: &mut Decoder, at: Option<At<'_>>, default: f64) -> f64 {
-    let value = d.number(at.clone(), default);
-    match at {
-        Some(at) if value > 100.0 => {
-            d.complain(&at, "must be a number from 0 to 100");
-            default
-        }
-        _ => value,
     }
 }
 

@@ -243,3 +243,6 @@ fn event(bytes: &[u8]) -> usize {
     }
     bytes.len()
 }
+
+#[cfg(test)]
+mod tests;

@@ -52,10 +52,14 @@ use tower_ttft::{
     endpoint::EndpointId,
     observe::{EventKind, ObserveBody, classify_json},
     peek::{Api, InferenceRequest},
+    pool::Endpoint,
 };
 
 /// Of an error answer this much is looked at.
 const MAX_ERROR: usize = 64 * 1024;
+
+/// How long an engine that says that it is full is taken to be.
+const BUSY_FOR: Duration = Duration::from_secs(1);
 
 /// Holds answers of `S` back. Requests carry `Arc<PathPolicy>` and [`Record`] extensions.
 #[derive(Clone, Debug)]
@@ -176,6 +180,7 @@ impl Held {
     {
         let (parts, body) = response.into_parts();
         let endpoint = parts.extensions.get::<EndpointId>().cloned();
+        let member = parts.extensions.get::<Endpoint>().cloned();
         let sent = parts
             .extensions
             .get::<SentAt>()
@@ -201,11 +206,11 @@ impl Held {
         match held {
             Ok(body) => Ok(Response::from_parts(parts, body)),
             Err((source, answer)) => {
-                if let HoldError::Refused(reason) = source {
-                    self.metrics
-                        .refusals
-                        .get_or_create(&RefusalLabels { reason })
-                        .inc();
+                if let HoldError::Refused(refusal) = source {
+                    self.metrics.refused(refusal);
+                    if let Some(member) = member {
+                        tell(&member, refusal, parts.status);
+                    }
                 }
                 Err(Unanswered {
                     endpoint,
@@ -314,6 +319,18 @@ impl Held {
             return Err((HoldError::Refused(Refusal::aborted), Some(data.clone())));
         }
         Ok(PlainBody::new(Some(first), Some(body), record, idle))
+    }
+}
+
+/// Tells the pool what its ticket cannot see.
+fn tell(endpoint: &Endpoint, refusal: Refusal, status: StatusCode) {
+    let now = Instant::now();
+    match refusal {
+        Refusal::busy => endpoint.busy(now, BUSY_FOR),
+        // A whole answer, for all that its framing says.
+        Refusal::aborted if status == StatusCode::OK => endpoint.fail(now),
+        // The ticket saw an error.
+        Refusal::aborted | Refusal::draining | Refusal::core_died => {}
     }
 }
 
@@ -427,8 +444,15 @@ impl HoldMetricFamilies {
         );
     }
 
+    fn refused(&self, reason: Refusal) {
+        self.refusals.get_or_create(&RefusalLabels { reason }).inc();
+    }
+
     /// Refusals for this reason.
     pub fn refusals(&self, reason: Refusal) -> u64 {
         self.refusals.get_or_create(&RefusalLabels { reason }).get()
     }
 }
+
+#[cfg(test)]
+mod tests;
