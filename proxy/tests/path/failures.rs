@@ -11,7 +11,7 @@ use forebay_proxy::http::{
 use http::{Request, StatusCode};
 use http_body_util::Full;
 use std::time::Duration;
-use tower_ttft::peek::Api;
+use tower_ttft::{peek::Api, policy::Routing};
 
 const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 const CHAT_WHOLE: &str = r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#;
@@ -710,4 +710,133 @@ async fn bodies_are_let_go_at_the_commitment() {
     assert!(!engine.is_closed(0));
     client.leave();
     gateway.idle().await;
+}
+
+/// A body of unknown length that turns out to be over the hard cap: the client is told, and the engine that was being
+/// sent it is not blamed.
+#[tokio::test]
+async fn uploads_that_fail_are_no_failures_of_the_engine() {
+    let engine = FakeEngine::start(|_| json("200 OK", chat_json("x"))).await;
+    let mut setup = Setup::tiny(&[&engine]);
+    setup.limits = Limits {
+        peek_cap: 1000,
+        hard_cap: 4000,
+        memory: 1 << 20,
+    };
+    let gateway = setup.start().await;
+    for _ in 0..8 {
+        let mut raw =
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n"
+                .to_vec();
+        for _ in 0..10 {
+            raw.extend_from_slice(b"1f4\r\n");
+            raw.extend_from_slice(&[b'x'; 500]);
+            raw.extend_from_slice(b"\r\n");
+        }
+        let mut client = RawClient::write(&gateway.address, &raw).await;
+        let answer = client.read_until("\r\n\r\n").await;
+        assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    }
+    let status = gateway.endpoints()[0].status(tokio::time::Instant::now());
+    assert!(!status.breaker_open);
+    let retry = &gateway.metrics.retry;
+    assert_eq!(
+        retry.retries(Reason::broken) + retry.retries(Reason::connect),
+        0
+    );
+    let answer = post(
+        Http::One,
+        &gateway.address,
+        "/v1/chat/completions",
+        CHAT_WHOLE,
+    )
+    .await;
+    assert_eq!(answer.status, 200);
+    gateway.idle().await;
+}
+
+/// A full engine is given a rest, which is no failure.
+#[tokio::test]
+async fn full_engines_rest() {
+    let busy = FakeEngine::start(|_| error("503 Service Unavailable", BUSY)).await;
+    let good = FakeEngine::start(|_| json("200 OK", chat_json("good"))).await;
+    let mut setup = Setup::tiny(&[&busy, &good]);
+    setup.routing = Routing::PricedTtft;
+    let gateway = setup.start().await;
+    for _ in 0..10 {
+        let answer = post(
+            Http::One,
+            &gateway.address,
+            "/v1/chat/completions",
+            CHAT_WHOLE,
+        )
+        .await;
+        assert_eq!(answer.status, 200);
+    }
+    assert!(busy.seen().len() <= 2, "{}", busy.seen().len());
+    for endpoint in gateway.endpoints() {
+        assert!(!endpoint.status(tokio::time::Instant::now()).breaker_open);
+    }
+}
+
+/// The endpoint is named if the policy asks for it.
+#[tokio::test]
+async fn endpoints_are_named_on_demand() {
+    let engine = FakeEngine::start(|_| json("200 OK", chat_json("x"))).await;
+    for wanted in [false, true] {
+        let gateway = Setup::tiny(&[&engine])
+            .policy(|p| p.endpoint_header = wanted)
+            .start()
+            .await;
+        let answer = post(
+            Http::One,
+            &gateway.address,
+            "/v1/chat/completions",
+            CHAT_WHOLE,
+        )
+        .await;
+        let named = answer
+            .headers
+            .get("x-forebay-endpoint")
+            .map(|v| v.to_str().unwrap());
+        assert_eq!(named, wanted.then_some(&*engine.address));
+    }
+}
+
+/// I4, I5: whatever tricks a client plays with framing, an engine sees at most the one request that the gateway saw.
+#[tokio::test]
+async fn nothing_is_smuggled() {
+    let engine = FakeEngine::start(|_| json("200 OK", chat_json("x"))).await;
+    let gateway = Setup::tiny(&[&engine]).start().await;
+    let inner = "0\r\n\r\nPOST /smuggled HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n";
+    for fields in [
+        "content-length: 5\r\ntransfer-encoding: chunked",
+        "transfer-encoding: chunked\r\ncontent-length: 5",
+        "transfer-encoding: chunked\r\ntransfer-encoding: identity",
+        "transfer-encoding: identity, chunked",
+        "transfer-encoding: chunked, identity",
+        "transfer-encoding: chunked\t",
+        "transfer-encoding: xchunked",
+        "transfer-encoding : chunked",
+        "content-length: 5\r\ncontent-length: 70",
+        "content-length: 5, 5",
+        "content-length: +5",
+        "x: y\r\n transfer-encoding: chunked",
+    ] {
+        let raw =
+            format!("POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n{fields}\r\n\r\n{inner}");
+        let client = RawClient::write(&gateway.address, raw.as_bytes()).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        client.leave();
+    }
+    gateway.idle().await;
+    let seen = engine.seen();
+    assert!(
+        seen.iter().all(|s| s.target == "/v1/chat/completions"),
+        "{seen:?}"
+    );
+    for seen in &seen {
+        let text = String::from_utf8_lossy(&seen.body);
+        assert!(!text.contains("smuggled"), "{text}");
+    }
 }

@@ -7,9 +7,9 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-#[path = "../app/mod.rs"]
-mod app;
+mod chaos;
 mod client;
 mod failures;
 mod gone;
+mod quiet;
 mod streams;

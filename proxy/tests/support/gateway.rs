@@ -42,6 +42,7 @@ pub struct Setup {
     pub limits: Limits,
     pub no_endpoint_wait: Duration,
     pub max_queued: usize,
+    pub routing: Routing,
 }
 
 /// Prompts of unknown tokens.
@@ -65,6 +66,8 @@ impl Setup {
             limits: Limits::default(),
             no_endpoint_wait: Duration::from_millis(200),
             max_queued: 100,
+            // Takes turns, so that tests know who is asked.
+            routing: Routing::LeastLoad,
         }
     }
 
@@ -82,8 +85,7 @@ impl Setup {
                 model: name.clone(),
                 keys: KeySpace::new(1),
                 policy: PolicySpec {
-                    // The order of the addresses, so that tests know who is asked first.
-                    routing: Routing::LeastLoad,
+                    routing: self.routing,
                     no_endpoint_wait: self.no_endpoint_wait,
                     max_queued: self.max_queued,
                     ..PolicySpec::default()
