@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use std::{
     fs,
     path::PathBuf,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::atomic::{AtomicU32, AtomicUsize, Ordering},
     time::Duration,
 };
 use tokio::{
@@ -41,7 +41,9 @@ pub struct GatewaySpec {
 pub struct Gateway {
     listen: String,
     admin: String,
-    endpoints: usize,
+    endpoints: AtomicUsize,
+    paths: Paths,
+    pool: PathBuf,
     process: Mutex<Process>,
 }
 
@@ -179,14 +181,31 @@ impl Gateway {
         Ok(Self {
             listen: address("listen")?,
             admin: address("admin")?,
-            endpoints: spec.endpoints.len(),
+            endpoints: spec.endpoints.len().into(),
+            paths: paths.clone(),
+            pool,
             process: Mutex::new(process),
         })
     }
 
+    /// Writes another pool file and has the gateway read it again.
+    pub async fn reconfigure(&self, spec: &GatewaySpec) -> Result<()> {
+        let mut pool = spec.to_json(&self.paths);
+        // The listeners stay where they are.
+        pool["listen"] = json!(self.listen);
+        pool["admin"] = json!(self.admin);
+        let next = self.pool.with_extension("next");
+        fs::write(&next, serde_json::to_string_pretty(&pool)?)?;
+        fs::rename(&next, &self.pool)?;
+        self.endpoints
+            .store(spec.endpoints.len(), Ordering::Relaxed);
+        self.signal(Signal::HUP).await
+    }
+
     /// Waits until all endpoints are ready.
     pub async fn ready(&self) -> Result<()> {
-        self.until_ready(self.endpoints).await
+        self.until_ready(self.endpoints.load(Ordering::Relaxed))
+            .await
     }
 
     /// Waits until exactly `count` endpoints are ready and their events, where expected, flow.

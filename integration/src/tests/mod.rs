@@ -5,7 +5,9 @@ use crate::suite::Test;
 pub mod clients;
 pub mod driver;
 pub mod faults;
+pub mod prediction;
 pub mod residency;
+pub mod routing;
 pub mod tokens;
 
 /// All tests of all suites.
@@ -13,6 +15,8 @@ pub fn all() -> Vec<Test> {
     [
         tokens::tests(),
         residency::tests(),
+        routing::tests(),
+        prediction::tests(),
         faults::tests(),
         clients::tests(),
     ]
