@@ -2,7 +2,9 @@
 //!
 //! A benchmark is a module with a `run` that fills a [`report::Report`]; the binary names it and prints the report.
 
+pub mod decision;
 pub mod index;
+pub mod overhead;
 pub mod report;
 
 /// The error of a benchmark that could not run.

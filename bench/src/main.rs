@@ -1,7 +1,7 @@
 //! `forebay-bench NAME`: runs one benchmark, prints its table, and writes it as JSON if asked.
 use clap::{Parser, Subcommand};
-use forebay_bench::{Error, index, report::Report};
-use std::{alloc::System, path::PathBuf, process::ExitCode};
+use forebay_bench::{Error, decision, index, overhead, report::Report};
+use std::{alloc::System, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 /// Counts what is allocated, so that memory is measured and not estimated.
 #[global_allocator]
@@ -28,6 +28,24 @@ enum Bench {
         #[arg(long)]
         only: bool,
     },
+    /// From a body's bytes to a booked endpoint, stage by stage.
+    Decision {
+        /// A tokenizer directory in Hugging Face layout.
+        #[arg(long, value_name = "DIR", env = "FOREBAY_TOKENIZER")]
+        tokenizer: PathBuf,
+    },
+    /// What the gateway costs per streamed request, beside haproxy.
+    Overhead {
+        /// A tokenizer directory in Hugging Face layout, for the arm that tokenizes.
+        #[arg(long, value_name = "DIR", env = "FOREBAY_TOKENIZER")]
+        tokenizer: Option<PathBuf>,
+    },
+    /// An engine that answers at once, for `overhead`.
+    #[command(hide = true)]
+    FakeEngine {
+        /// Where it listens.
+        addr: SocketAddr,
+    },
 }
 
 fn main() -> Result<ExitCode, Error> {
@@ -43,6 +61,31 @@ fn main() -> Result<ExitCode, Error> {
             index::run(&options, &mut report)?;
             report
         }
+        Bench::Decision { tokenizer } => {
+            let mut report = Report::new("decision");
+            let options = decision::Options {
+                quick: args.quick,
+                tokenizer,
+            };
+            decision::run(&options, &mut report)?;
+            report
+        }
+        Bench::Overhead { tokenizer } => {
+            let mut report = Report::new("overhead");
+            let options = overhead::Options {
+                requests: if args.quick { 100 } else { 400 },
+                rounds: if args.quick { 3 } else { 8 },
+                tokenizer,
+            };
+            runtime()?.block_on(overhead::run(&options, &mut report))?;
+            report
+        }
+        Bench::FakeEngine { addr } => {
+            runtime()?.block_on(async {
+                overhead::serve_engine(tokio::net::TcpListener::bind(addr).await?).await
+            })?;
+            return Ok(ExitCode::SUCCESS);
+        }
     };
     print!("{report}");
     if let Some(path) = args.json {
@@ -53,4 +96,10 @@ fn main() -> Result<ExitCode, Error> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
 }
