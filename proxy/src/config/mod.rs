@@ -16,7 +16,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tower_ttft::policy::PolicySpec;
+use tower_ttft::{policy::PolicySpec, vllm::Source};
 
 /// The exit code for a configuration or a command line that cannot be used: `EX_USAGE` of sysexits(3), as Linkerd's
 /// proxy has it.
@@ -28,24 +28,12 @@ pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCA
 /// Where operators come in: loopback, on the port that Linkerd's proxy has for it.
 pub const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4191);
 
-/// How long an engine may take to its first token. Long: slow is not unavailable, and a long prompt behind others
-/// takes minutes.
-pub const DEFAULT_FIRST_TOKEN_TIMEOUT: Duration = Duration::from_secs(600);
-
-/// How long an answer that has begun may pause. Engines that were told to stop keep connections open for minutes
-/// without a word; nothing else ends those.
-pub const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(120);
-
 /// How long a connection to an engine may take. Engines are near; a host that drops SYN must not hold a request longer.
 pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long after an engine's `200` a stream without an event is committed all the same, so that load balancers in
 /// front, which cut silent connections after a minute, see bytes.
 pub const DEFAULT_HEAD_AFTER: Duration = Duration::from_secs(30);
-
-/// Other endpoints that a request may be sent to after the first. One: an answer that fails twice has a cause that a
-/// third engine will meet as well.
-pub const DEFAULT_RETRIES: u32 = 1;
 
 /// Bodies up to this are read before a choice is made. A 1M-token chat is about 4 MiB; images inline are larger.
 pub const DEFAULT_PEEK_CAP: u64 = 16 << 20;
@@ -59,8 +47,9 @@ pub const DEFAULT_MEMORY_BUDGET: u64 = 256 << 20;
 /// Bytes of each model's prefix index. About 5 million blocks.
 pub const DEFAULT_INDEX_MEMORY: u64 = 256 << 20;
 
-/// How long the head of a request may take. As slow as a phone on a train, quicker than a slow-loris attack needs.
-pub const DEFAULT_HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection may take from its start, or from the end of its last answer, to the end of the next request's
+/// head; so also how long it may be idle. Longer than clients keep idle connections, so that it is they who close them.
+pub const DEFAULT_HEADER_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// The largest head of a request: four times what common servers take, for long cookies and tokens.
 pub const DEFAULT_HEADER_BYTES: u64 = 64 << 10;
@@ -114,23 +103,11 @@ pub struct EndpointConfig {
     /// The declared model that it serves; missing: whatever it says that it serves.
     pub model: Option<Arc<str>>,
     /// Where it publishes KV events.
-    pub kv_events: ZmqAddress,
+    pub kv_events: Source,
     /// Where it replays them.
-    pub replay: ZmqAddress,
+    pub replay: Source,
     /// Its hardware; endpoints with the same label lend each other what was learned.
     pub gpu: Option<Arc<str>>,
-}
-
-/// An address of an engine's ZMQ socket.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum ZmqAddress {
-    /// What the engine says, or what its conventions say.
-    #[default]
-    Auto,
-    /// Not to be used.
-    None,
-    /// `tcp://host:port`
-    Tcp(Arc<str>),
 }
 
 /// How requests are routed and how long things may take.
@@ -138,16 +115,10 @@ pub enum ZmqAddress {
 pub struct PolicyConfig {
     /// The part that the pools act on.
     pub spec: PolicySpec,
-    /// From the dispatch to the first token.
-    pub first_token_timeout: Duration,
-    /// Between two pieces of an answer.
-    pub idle_timeout: Duration,
     /// To connect to an engine.
     pub connect_timeout: Duration,
     /// From an engine's `200` to the commitment of a silent stream.
     pub head_after: Duration,
-    /// Other endpoints to try.
-    pub retries: u32,
     /// Whether answers name their endpoint in `x-forebay-endpoint`.
     pub expose_endpoint: bool,
 }
@@ -165,7 +136,7 @@ pub struct Limits {
     pub index_memory: u64,
     /// Client connections; missing: from the limit of open files.
     pub max_connections: Option<u64>,
-    /// How long the head of a request may take.
+    /// From a connection's start, or the end of its last answer, to the end of the next request's head.
     pub header_timeout: Duration,
     /// The largest head of a request, bytes.
     pub header_bytes: u64,
@@ -237,11 +208,8 @@ impl Default for PolicyConfig {
     fn default() -> Self {
         Self {
             spec: PolicySpec::default(),
-            first_token_timeout: DEFAULT_FIRST_TOKEN_TIMEOUT,
-            idle_timeout: DEFAULT_IDLE_TIMEOUT,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             head_after: DEFAULT_HEAD_AFTER,
-            retries: DEFAULT_RETRIES,
             expose_endpoint: false,
         }
     }

@@ -2,12 +2,15 @@
 
 use super::{
     Config, DEFAULT_ADMIN, DEFAULT_LISTEN, EndpointConfig, Limits, ModelConfig, PolicyConfig,
-    Problem, ZmqAddress,
+    Problem,
     decode::{At, Decoder, Section, nearest},
     node::{Node, Value},
 };
 use std::{collections::BTreeMap, path::Path, sync::Arc};
-use tower_ttft::policy::{PolicySpec, Routing};
+use tower_ttft::{
+    policy::{PolicySpec, Routing},
+    vllm::Source,
+};
 
 const TOP: Section = Section {
     name: "the top of the file",
@@ -41,6 +44,9 @@ const POLICY: Section = Section {
         "connectTimeout",
         "headAfter",
         "retries",
+        "maxQueued",
+        "maxQueuedBytes",
+        "loadMaxAge",
         "exposeEndpoint",
     ],
 };
@@ -224,8 +230,8 @@ fn endpoint(d: &mut Decoder, at: &At<'_>, of: Option<&Arc<str>>) -> Option<Endpo
         return Some(EndpointConfig {
             address: url(d, at)?,
             model: of.cloned(),
-            kv_events: ZmqAddress::Auto,
-            replay: ZmqAddress::Auto,
+            kv_events: Source::Auto,
+            replay: Source::Auto,
             gpu: None,
         });
     }
@@ -246,7 +252,7 @@ fn endpoint(d: &mut Decoder, at: &At<'_>, of: Option<&Arc<str>>) -> Option<Endpo
     }
     let kv_events = zmq(d, f.get("kvEvents"));
     let replay = zmq(d, f.get("replay"));
-    if kv_events == ZmqAddress::None && matches!(replay, ZmqAddress::Tcp(_)) {
+    if kv_events == Source::None && matches!(replay, Source::Tcp(_)) {
         d.problem(
             &format!("{}.replay", at.path),
             line(&f.get("replay")),
@@ -330,32 +336,16 @@ fn url(d: &mut Decoder, at: &At<'_>) -> Option<Arc<str>> {
     }
 }
 
-fn zmq(d: &mut Decoder, at: Option<At<'_>>) -> ZmqAddress {
+fn zmq(d: &mut Decoder, at: Option<At<'_>>) -> Source {
     let Some(at) = at else {
-        return ZmqAddress::Auto;
+        return Source::Auto;
     };
     let Some(text) = d.text(&at) else {
-        return ZmqAddress::Auto;
+        return Source::Auto;
     };
-    match text {
-        "auto" => return ZmqAddress::Auto,
-        "none" => return ZmqAddress::None,
-        _ => {}
-    }
-    let host_port = text.strip_prefix("tcp://").and_then(|rest| {
-        let (host, port) = rest.rsplit_once(':')?;
-        let port: u16 = port.parse().ok()?;
-        (!host.is_empty() && port > 0).then_some(host)
-    });
-    match host_port {
-        Some("*") => {
-            d.complain(
-                &at,
-                "`*` is what the engine binds; write the address to connect to, `tcp://HOST:PORT`",
-            );
-        }
-        Some(_) => return ZmqAddress::Tcp(text.into()),
-        None => {
+    match text.parse() {
+        Ok(source) => source,
+        Err(_) => {
             let hint = match nearest(text, &["auto", "none"]) {
                 Some(word) => format!("did you mean `{word}`?"),
                 None => "write `auto`, `none` or `tcp://HOST:PORT`".to_owned(),
@@ -364,9 +354,9 @@ fn zmq(d: &mut Decoder, at: Option<At<'_>>) -> ZmqAddress {
                 &at,
                 format_args!("`{text}` is no address of events; {hint}"),
             );
+            Source::Auto
         }
     }
-    ZmqAddress::Auto
 }
 
 fn policy(d: &mut Decoder, at: &At<'_>) -> PolicyConfig {
@@ -374,19 +364,35 @@ fn policy(d: &mut Decoder, at: &At<'_>) -> PolicyConfig {
     let Some(f) = d.map(at, &POLICY, ALL) else {
         return p;
     };
+    let spec = p.spec;
     PolicyConfig {
         spec: PolicySpec {
-            routing: d.choice(f.get("routing"), p.spec.routing, ROUTING),
-            lambda: d.number(f.get("lambda"), p.spec.lambda),
-            no_endpoint_wait: d.duration(f.get("noEndpointWait"), p.spec.no_endpoint_wait),
-            ..p.spec
+            routing: d.choice(f.get("routing"), spec.routing, ROUTING),
+            lambda: lambda(d, f.get("lambda"), spec.lambda),
+            no_endpoint_wait: d.duration(f.get("noEndpointWait"), spec.no_endpoint_wait),
+            first_token_timeout: positive(d, f.get("firstTokenTimeout"), spec.first_token_timeout),
+            idle_timeout: positive(d, f.get("idleTimeout"), spec.idle_timeout),
+            retries: d.count(f.get("retries"), spec.retries.into(), 0..=MAX_RETRIES) as u32,
+            max_queued: d.count(f.get("maxQueued"), spec.max_queued as u64, 0..=1_000_000) as usize,
+            max_queued_bytes: d.size(f.get("maxQueuedBytes"), spec.max_queued_bytes as u64)
+                as usize,
+            load_max_age: positive(d, f.get("loadMaxAge"), spec.load_max_age),
         },
-        first_token_timeout: positive(d, f.get("firstTokenTimeout"), p.first_token_timeout),
-        idle_timeout: positive(d, f.get("idleTimeout"), p.idle_timeout),
         connect_timeout: positive(d, f.get("connectTimeout"), p.connect_timeout),
         head_after: positive(d, f.get("headAfter"), p.head_after),
-        retries: d.count(f.get("retries"), p.retries.into(), 0..=MAX_RETRIES) as u32,
         expose_endpoint: d.bool(f.get("exposeEndpoint"), p.expose_endpoint),
+    }
+}
+
+/// λ: over 100 nothing but the own prefill would count.
+fn lambda(d: &mut Decoder, at: Option<At<'_>>, default: f64) -> f64 {
+    let value = d.number(at.clone(), default);
+    match at {
+        Some(at) if value > 100.0 => {
+            d.complain(&at, "must be a number from 0 to 100");
+            default
+        }
+        _ => value,
     }
 }
 

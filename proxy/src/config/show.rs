@@ -1,6 +1,6 @@
 //! The effective configuration in the shape of the file. What it shows can be read back.
 
-use super::{Config, EndpointConfig, ModelConfig, ZmqAddress, read, units};
+use super::{Config, EndpointConfig, ModelConfig, read, units};
 use serde_json::{Map, Value, json};
 
 pub(super) fn config(c: &Config) -> Value {
@@ -33,11 +33,14 @@ pub(super) fn config(c: &Config) -> Value {
             "routing": routing,
             "lambda": p.spec.lambda,
             "noEndpointWait": units::show(p.spec.no_endpoint_wait),
-            "firstTokenTimeout": units::show(p.first_token_timeout),
-            "idleTimeout": units::show(p.idle_timeout),
+            "firstTokenTimeout": units::show(p.spec.first_token_timeout),
+            "idleTimeout": units::show(p.spec.idle_timeout),
             "connectTimeout": units::show(p.connect_timeout),
             "headAfter": units::show(p.head_after),
-            "retries": p.retries,
+            "retries": p.spec.retries,
+            "maxQueued": p.spec.max_queued,
+            "maxQueuedBytes": p.spec.max_queued_bytes,
+            "loadMaxAge": units::show(p.spec.load_max_age),
             "exposeEndpoint": p.expose_endpoint,
         },
         "limits": limits,
@@ -66,18 +69,10 @@ fn endpoint(e: &EndpointConfig) -> Value {
     if let Some(model) = &e.model {
         out.insert("model".into(), json!(model));
     }
-    out.insert("kvEvents".into(), json!(zmq(&e.kv_events)));
-    out.insert("replay".into(), json!(zmq(&e.replay)));
+    out.insert("kvEvents".into(), json!(e.kv_events.to_string()));
+    out.insert("replay".into(), json!(e.replay.to_string()));
     if let Some(gpu) = &e.gpu {
         out.insert("gpu".into(), json!(gpu));
     }
     Value::Object(out)
-}
-
-fn zmq(z: &ZmqAddress) -> &str {
-    match z {
-        ZmqAddress::Auto => "auto",
-        ZmqAddress::None => "none",
-        ZmqAddress::Tcp(address) => address,
-    }
 }

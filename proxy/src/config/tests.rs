@@ -26,8 +26,8 @@ fn the_least_that_works() {
         [EndpointConfig {
             address: "127.0.0.1:8000".into(),
             model: None,
-            kv_events: ZmqAddress::Auto,
-            replay: ZmqAddress::Auto,
+            kv_events: Source::Auto,
+            replay: Source::Auto,
             gpu: None,
         }]
     );
@@ -61,6 +61,9 @@ policy:
   connectTimeout: 500ms
   headAfter: 15s
   retries: 2
+  maxQueued: 10
+  maxQueuedBytes: 1MiB
+  loadMaxAge: 2s
   exposeEndpoint: true
 limits:
   peekCap: 1MiB
@@ -100,13 +103,13 @@ fn all_that_can_be_said() {
     assert_eq!(&*c.endpoints[1].address, "10.0.0.2:8000");
     assert_eq!(
         c.endpoints[1].kv_events,
-        ZmqAddress::Tcp("tcp://10.0.0.2:5557".into())
+        "tcp://10.0.0.2:5557".parse().unwrap()
     );
-    assert_eq!(c.endpoints[1].replay, ZmqAddress::None);
+    assert_eq!(c.endpoints[1].replay, Source::None);
     assert_eq!(&*c.endpoints[2].address, "[::1]:9000");
     assert_eq!(c.policy.spec.routing, Routing::P2c);
     assert_eq!(c.policy.spec.lambda, 1.5);
-    assert_eq!(c.policy.first_token_timeout, Duration::from_secs(600));
+    assert_eq!(c.policy.spec.first_token_timeout, Duration::from_secs(600));
     assert_eq!(c.policy.connect_timeout, Duration::from_millis(500));
     assert_eq!(c.limits.peek_cap, 1 << 20);
     assert_eq!(c.limits.max_connections, Some(100));
@@ -206,8 +209,9 @@ fn mistakes_are_named_with_a_remedy() {
             "`atuo` is no address of events; did you mean `auto`?",
         ),
         (
-            "endpoints: [{url: 'http://a:1', kvEvents: 'tcp://*:5557'}]",
-            "`*` is what the engine binds",
+            "endpoints: []
+policy: {lambda: 101}",
+            "policy.lambda: must be a number from 0 to 100",
         ),
         (
             "endpoints: [{url: 'http://a:1', kvEvents: none, replay: 'tcp://a:2'}]",

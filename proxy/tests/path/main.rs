@@ -7,6 +7,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[path = "../app/mod.rs"]
+mod app;
 mod chaos;
 mod client;
 mod failures;
