@@ -54,7 +54,7 @@ async fn nothing_leaks() {
         clients.spawn(async move {
             for turn in 0..40 {
                 let number = client * 40 + turn;
-                let left = if mixed(number) % 3 == 0 {
+                let left = if mixed(number).is_multiple_of(3) {
                     Duration::from_micros((mixed(number + 7) % 20_000) as u64)
                 } else {
                     Duration::from_secs(5)

@@ -260,10 +260,14 @@ async fn the_last_engines_words_are_passed_on() {
         let a = FakeEngine::start(move |_| error(status, message)).await;
         let b = FakeEngine::start(move |_| error(status, message)).await;
         for engines in [&[&a][..], &[&a, &b]] {
+            let before = a.seen().len() + b.seen().len();
             let gateway = Setup::tiny(engines).start().await;
             let answer = post(Http::One, &gateway.address, "/v1/chat/completions", CHAT).await;
             assert_eq!(answer.status.as_str(), &status[..3]);
             assert_eq!(answer.json()["error"]["message"], message);
+            // Never twice at one that failed.
+            let asked = a.seen().len() + b.seen().len() - before;
+            assert_eq!(asked, engines.len());
             assert_eq!(
                 answer
                     .headers
@@ -763,7 +767,8 @@ async fn full_engines_rest() {
     let mut setup = Setup::tiny(&[&busy, &good]);
     setup.routing = Routing::PricedTtft;
     let gateway = setup.start().await;
-    for _ in 0..10 {
+    // Sent until the full one was asked; the other one is asked then and for a while.
+    while busy.seen().is_empty() {
         let answer = post(
             Http::One,
             &gateway.address,
@@ -772,8 +777,29 @@ async fn full_engines_rest() {
         )
         .await;
         assert_eq!(answer.status, 200);
+        assert!(good.seen().len() < 20, "the full one is never asked");
     }
-    assert!(busy.seen().len() <= 2, "{}", busy.seen().len());
+    let retried = gateway.pools[0].pool().decisions().last(1);
+    let retried = serde_json::to_value(&retried).expect("a record");
+    let candidates = retried[0]["decision"]["candidates"]
+        .as_array()
+        .expect("candidates");
+    assert_eq!(candidates.len(), 1, "{candidates:?}");
+    post(
+        Http::One,
+        &gateway.address,
+        "/v1/chat/completions",
+        CHAT_WHOLE,
+    )
+    .await;
+    let next = serde_json::to_value(gateway.pools[0].pool().decisions().last(1)).expect("a record");
+    let rested = next[0]["decision"]["candidates"]
+        .as_array()
+        .expect("candidates")
+        .iter()
+        .find(|c| c["endpoint"] == *busy.address)
+        .expect("it is still a candidate");
+    assert!(rested["ttft"].as_f64() > Some(0.5), "{rested}");
     for endpoint in gateway.endpoints() {
         assert!(!endpoint.status(tokio::time::Instant::now()).breaker_open);
     }
