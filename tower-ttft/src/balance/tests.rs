@@ -278,7 +278,9 @@ async fn a_cut_ends_calls_and_streams() {
     body.frame().await.expect("a frame").expect("data");
     assert!(body.frame().now_or_never().is_none());
     e.cut();
-    let error = body.frame().await.expect("an error").expect_err("an error");
+    let soon = tokio::time::timeout(Duration::from_secs(1), body.frame()).await;
+    let frame = soon.expect("at once").expect("an error");
+    let error = frame.expect_err("an error");
     assert_eq!(cause::<Cut>(&error), Some(&Cut));
     assert!(body.frame().await.is_none());
     let error = waiting.await.expect("no panic").err().expect("no answer");

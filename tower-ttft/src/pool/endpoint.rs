@@ -95,6 +95,8 @@ pub(super) struct Overlap {
     pub(super) tokens: u32,
     /// Events flow and speak of this kind of prompt.
     pub(super) exact: bool,
+    /// Why it is not exact.
+    pub(super) inexact: Option<&'static str>,
     /// Tokens that its cache holds in all.
     pub(super) resident: u64,
 }
@@ -298,10 +300,20 @@ impl Member {
     ) -> Overlap {
         let info = self.info.load();
         let block = self.block_size();
-        let keyed = info.events
-            && prompt.chain.kind() == ChainKind::Tokens
-            && block.is_multiple_of(ATOM_TOKENS as u32);
-        let exact = keyed && self.events_live.load(Ordering::Acquire);
+        let live = self.events_live.load(Ordering::Acquire);
+        let inexact = if !info.events {
+            Some("no_events")
+        } else if prompt.chain.kind() != ChainKind::Tokens {
+            Some("approximate_prompt")
+        } else if !block.is_multiple_of(ATOM_TOKENS as u32) {
+            Some("block_size")
+        } else if !live {
+            Some("events_lost")
+        } else {
+            None
+        };
+        let keyed = matches!(inexact, None | Some("events_lost"));
+        let exact = inexact.is_none();
         let announced = keyed.then(|| announced(&self.holder));
         let (guessed, resident) = {
             let guess = self.guess.lock();
@@ -312,7 +324,7 @@ impl Member {
             };
             (guessed, guess.resident())
         };
-        let resident = if info.events && self.events_live.load(Ordering::Acquire) {
+        let resident = if info.events && live {
             self.holder.blocks() * u64::from(block)
         } else {
             resident
@@ -321,6 +333,7 @@ impl Member {
             announced,
             tokens: announced.unwrap_or(0).max(guessed),
             exact,
+            inexact,
             resident,
         }
     }

@@ -106,9 +106,6 @@ impl Pool {
         let prefix = choice.rent(&mut running, &req.prompt, now);
 
         let (policy, cap, reason) = fallback(&*active.policy, active.spec.routing, req, &running);
-        if let Some(reason) = reason {
-            inner.metrics.fallback(reason);
-        }
         let contenders: SmallVec<[Contender; 16]> = running.iter().map(|r| r.contender).collect();
         let mut scores = Vec::with_capacity(contenders.len());
         let Some(chosen) = choose(policy, &contenders, &mut scores, &mut choice.rng) else {
@@ -119,6 +116,15 @@ impl Pool {
             return Pick::Wait(None);
         };
         let rung = cap.map_or(winner.rung, |cap| winner.rung.max(cap));
+
+        let reason = reason.or(match winner.rung {
+            Rung::Guessed => winner.overlap.inexact.or(Some("load_stale")),
+            Rung::Load => Some("no_keys"),
+            _ => None,
+        });
+        if let Some(reason) = reason.filter(|_| rung != Rung::Random) {
+            inner.metrics.fallback(reason);
+        }
 
         choice.next += 1;
         let id = choice.next;

@@ -262,6 +262,7 @@ async fn metrics_come_and_go() {
     let s = shown();
     for line in [
         r#"forebay_decisions_total{model="m",rung="guessed"} 1"#,
+        r#"forebay_decision_fallbacks_total{model="m",reason="no_events"} 1"#,
         r#"forebay_picks_total{model="m",endpoint="10.0.0.0:1"} 1"#,
         r#"forebay_in_flight{model="m",endpoint="10.0.0.0:1",state="running"} 1"#,
         r#"forebay_in_flight{model="m",endpoint="10.0.0.0:1",state="booked"} 0"#,
