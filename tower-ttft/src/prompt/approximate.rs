@@ -60,15 +60,16 @@ impl Ratio {
     }
 }
 
-/// The approximate prompt of a request.
+/// The approximate prompt of a request. Fields of more than `exact` bytes are not parsed for it.
 pub(super) fn prompt(
     req: &InferenceRequest,
     reason: Reason,
     keys: &KeySpace,
     root: Root,
     ratio: &Ratio,
+    exact: usize,
 ) -> Prompt {
-    let bytes = read::bytes(req);
+    let bytes = read::bytes(req, exact);
     let chain = if bytes.prefix.is_empty() {
         Chain::empty(ChainKind::Bytes)
     } else {

@@ -177,24 +177,61 @@ impl Encoder {
         if req.read != BodyRead::Parsed {
             return Err(Reason::Unread);
         }
+        if req.body.len() <= self.read_inline() {
+            if let Some(prompts) = read::ids(req) {
+                return Ok(self.of_ids(prompts, 0, roots, Source::Ids));
+            }
+            if let Some(local) = &inner.params.local {
+                self.trusted()?;
+                return self.local(local, req, roots).await;
+            }
+        } else {
+            let (this, req) = (self.clone(), req.clone());
+            match self.away(move || this.long(&req, roots)).await {
+                // Nothing at hand knows: an engine may.
+                Err(Reason::NoTokenizer) => {}
+                known => return known,
+            }
+        }
+        let remote = inner.remote.as_ref().ok_or(Reason::NoTokenizer)?;
+        match remote.tokenize(req).await {
+            Ok(prompt) => {
+                let text = read::bytes(req, self.read_inline()).text;
+                let text = u32::try_from(text).unwrap_or(u32::MAX);
+                Ok(self.of_ids(prompt.prompts, text, roots, prompt.source))
+            }
+            Err(Missed::Nobody) => Err(Reason::NoTokenizer),
+            Err(Missed::Failed) => Err(Reason::Remote),
+            Err(Missed::Timeout) => Err(Reason::Timeout),
+            Err(Missed::Busy) => Err(Reason::Busy),
+        }
+    }
+
+    /// Bytes of a body that are read and rendered on the caller's thread.
+    fn read_inline(&self) -> usize {
+        self.inner.params.inline_bytes.saturating_mul(2)
+    }
+
+    fn trusted(&self) -> Result<(), Reason> {
+        match self.is_mismatched() {
+            true => Err(Reason::Mismatch),
+            false => Ok(()),
+        }
+    }
+
+    /// All of it for a long body, away from the caller's thread.
+    fn long(&self, req: &InferenceRequest, roots: Roots) -> Result<Prompt, Reason> {
         if let Some(prompts) = read::ids(req) {
             return Ok(self.of_ids(prompts, 0, roots, Source::Ids));
         }
-        match (&inner.params.local, &inner.remote) {
-            (Some(_), _) if self.is_mismatched() => Err(Reason::Mismatch),
-            (Some(local), _) => self.local(local, req, roots).await,
-            (None, Some(remote)) => match remote.tokenize(req).await {
-                Ok(prompt) => {
-                    let text = u32::try_from(read::bytes(req).text).unwrap_or(u32::MAX);
-                    Ok(self.of_ids(prompt.prompts, text, roots, prompt.source))
-                }
-                Err(Missed::Nobody) => Err(Reason::NoTokenizer),
-                Err(Missed::Failed) => Err(Reason::Remote),
-                Err(Missed::Timeout) => Err(Reason::Timeout),
-                Err(Missed::Busy) => Err(Reason::Busy),
-            },
-            (None, None) => Err(Reason::NoTokenizer),
-        }
+        let local = self
+            .inner
+            .params
+            .local
+            .as_ref()
+            .ok_or(Reason::NoTokenizer)?;
+        self.trusted()?;
+        self.finish(&**local, &local.render(req)?, roots)
     }
 
     fn of_ids(&self, prompts: Vec<Vec<u32>>, bytes: u32, roots: Roots, source: Source) -> Prompt {
@@ -216,12 +253,6 @@ impl Encoder {
         roots: Roots,
     ) -> Result<Prompt, Reason> {
         let inline = self.inner.params.inline_bytes;
-        if req.body.len() > inline.saturating_mul(2) {
-            let (this, local, req) = (self.clone(), local.clone(), req.clone());
-            return self
-                .away(move || this.finish(&*local, &local.render(&req)?, roots))
-                .await;
-        }
         let rendered = guarded(|| local.render(req))?;
         let sum = |of: &dyn Fn(&Text) -> usize| rendered.texts.iter().map(of).sum::<usize>();
         // Most prompts are shorter than that: what is cached of them need not be known before.
@@ -322,7 +353,14 @@ impl Encode for Encoder {
                 Ok(prompt) => prompt,
                 Err(reason) => {
                     let p = &self.inner.params;
-                    approximate::prompt(req, reason, &p.keys, roots.bytes, &self.inner.ratio)
+                    approximate::prompt(
+                        req,
+                        reason,
+                        &p.keys,
+                        roots.bytes,
+                        &self.inner.ratio,
+                        self.read_inline(),
+                    )
                 }
             };
             self.inner.metrics.count(prompt.source);

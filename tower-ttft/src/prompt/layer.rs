@@ -1,8 +1,8 @@
 //! Puts an encoder on the path of requests.
-use super::Encode;
+use super::{Encode, Reason, Source};
 use crate::peek::InferenceRequest;
 use futures::future::BoxFuture;
-use http::Request;
+use http::{Request, header};
 use std::{
     fmt, mem,
     sync::Arc,
@@ -77,8 +77,13 @@ where
         let next = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, next);
         Box::pin(async move {
-            let prompt = encode.encode(&peeked).await;
+            let mut prompt = encode.encode(&peeked).await;
             drop(peeked);
+            if prompt.source == Source::Approximate(Reason::Unread) {
+                let length = req.headers().get(header::CONTENT_LENGTH);
+                let length = length.and_then(|l| l.to_str().ok()?.parse().ok());
+                prompt.weigh_unread(length.unwrap_or(0));
+            }
             req.extensions_mut().insert(prompt);
             inner.call(req).await
         })
@@ -90,8 +95,8 @@ mod tests {
     use super::*;
     use crate::{
         chain::KeySpace,
-        peek::Api,
-        prompt::{Encoder, EncoderParams, Prompt, Source, read::tests::request},
+        peek::{Api, BodyRead},
+        prompt::{Encoder, EncoderParams, Prompt, read::tests::request},
     };
     use tower::{ServiceExt, service_fn};
     use tower_layer::Layer;
@@ -108,6 +113,21 @@ mod tests {
             .insert(request(Api::Completions, r#"{"prompt":[1,2,3]}"#));
         let prompt = svc.clone().oneshot(req).await.unwrap().unwrap();
         assert_eq!((prompt.tokens, prompt.source), (3, Source::Ids));
-        assert!(svc.oneshot(Request::new(())).await.unwrap().is_none());
+        assert!(
+            svc.clone()
+                .oneshot(Request::new(()))
+                .await
+                .unwrap()
+                .is_none()
+        );
+
+        // A body that nobody could read is as large as its length says.
+        let mut req = Request::new(());
+        req.headers_mut()
+            .insert("content-length", "4000000".parse().unwrap());
+        req.extensions_mut()
+            .insert(InferenceRequest::unread(Api::Chat, BodyRead::TooLarge));
+        let prompt = svc.oneshot(req).await.unwrap().unwrap();
+        assert_eq!((prompt.tokens, prompt.bytes), (1_000_000, 4_000_000));
     }
 }

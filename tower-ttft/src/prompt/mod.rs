@@ -101,6 +101,14 @@ pub trait Encode: Send + Sync + 'static {
 
 // === impl Prompt ===
 
+impl Prompt {
+    /// Lets the length of a body that was not read stand for its text.
+    fn weigh_unread(&mut self, bytes: u32) {
+        self.bytes = bytes;
+        self.tokens = approximate::Ratio::default().tokens(bytes as usize, 0);
+    }
+}
+
 impl fmt::Debug for Prompt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Prompt")

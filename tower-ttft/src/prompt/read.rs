@@ -15,10 +15,28 @@ const MEDIA_KEYS: [&str; 9] = [
     "prompt_embeds",
 ];
 
-/// The text of a request as bytes to be hashed, in the order in which templates usually print it.
+/// What the names of queries and documents are, in this order.
+const QUERIES_AND_DOCUMENTS: [&str; 8] = [
+    "query",
+    "queries",
+    "text_1",
+    "data_1",
+    "documents",
+    "items",
+    "text_2",
+    "data_2",
+];
+
+const DOCUMENTS: [&str; 4] = ["documents", "items", "text_2", "data_2"];
+
+/// Bytes of a prompt that are hashed, at most: two prompts that agree in so much go to the same place anyway.
+const PREFIX_BYTES: usize = 1 << 20;
+
+/// A request as bytes to be hashed, in the order in which templates usually print its fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Bytes {
-    /// What identifies the prompt: text, names of roles, media.
+    /// What identifies the prompt: the JSON of its fields. A longer conversation of the same client begins with the same
+    /// bytes, but for the bracket at the end.
     pub(super) prefix: Vec<u8>,
     /// Bytes of text in all prompts together, each counted as often as the engine reads it.
     pub(super) text: usize,
@@ -52,7 +70,10 @@ pub(super) fn ids(req: &InferenceRequest) -> Option<Vec<Vec<u32>>> {
             let Json::Array(ids) = params.get("prompt_token_ids")? else {
                 return None;
             };
-            if ids.is_empty() || req.field("echo") == Some(b"true") || bytes(req).media > 0 {
+            if ids.is_empty()
+                || req.field("echo") == Some(b"true")
+                || bytes(req, usize::MAX).media > 0
+            {
                 return None;
             }
             Some(vec![ids.iter().map(Json::as_token).collect::<Option<_>>()?])
@@ -77,20 +98,49 @@ fn id_lists(raw: &[u8]) -> Option<Vec<Vec<u32>>> {
     }
 }
 
-/// The bytes that stand for a request's prompt where its tokens are not known.
-pub(super) fn bytes(req: &InferenceRequest) -> Bytes {
+/// The bytes that stand for a request's prompt where its tokens are not known. Fields of more than `exact` bytes together
+/// are not parsed, so that no body holds its thread for long: their length stands for their text, less what is encoded
+/// media.
+pub(super) fn bytes(req: &InferenceRequest, exact: usize) -> Bytes {
     let mut out = Bytes::default();
     if req.read != BodyRead::Parsed {
         return out;
     }
-    match req.api {
-        Api::Chat => out.fields(req, &["tools", "messages"]),
-        Api::Messages => out.fields(req, &["tools", "system", "messages"]),
-        Api::Responses => out.fields(req, &["tools", "instructions", "input"]),
-        Api::Completions => out.fields(req, &["prompt", "prompt_embeds"]),
-        Api::Embeddings => out.fields(req, &["input", "messages"]),
-        Api::Score | Api::Rerank => out.pairs(req),
-        Api::Audio | Api::Other => {}
+    let names: &[&str] = match req.api {
+        Api::Chat => &["tools", "messages"],
+        Api::Messages => &["tools", "system", "messages"],
+        Api::Responses => &["tools", "instructions", "input"],
+        Api::Completions => &["prompt", "prompt_embeds"],
+        Api::Embeddings => &["input", "messages"],
+        Api::Score | Api::Rerank => &QUERIES_AND_DOCUMENTS,
+        Api::Audio | Api::Other => &[],
+    };
+    let fields: Vec<(&str, &[u8])> = names
+        .iter()
+        .filter_map(|name| Some((*name, req.field(name)?)))
+        .collect();
+    for (_, raw) in &fields {
+        let room = PREFIX_BYTES.saturating_sub(out.prefix.len());
+        out.prefix.extend_from_slice(raw.get(..room).unwrap_or(raw));
+    }
+    let all: usize = fields.iter().map(|(_, raw)| raw.len()).sum();
+    let mut query = 0;
+    for (name, raw) in fields {
+        let parsed = (all <= exact).then(|| Json::parse(raw).ok()).flatten();
+        match parsed {
+            Some(value) => {
+                let documents = DOCUMENTS
+                    .contains(&name)
+                    .then(|| value.as_array().map_or(1, <[_]>::len));
+                out.walk(name, &value, false);
+                match documents {
+                    // An engine reads a single query once with each document.
+                    Some(n) => out.text += query * n.saturating_sub(1),
+                    None => query = out.text,
+                }
+            }
+            None => out.estimate(raw),
+        }
     }
     out
 }
@@ -98,55 +148,29 @@ pub(super) fn bytes(req: &InferenceRequest) -> Bytes {
 // === impl Bytes ===
 
 impl Bytes {
-    fn fields(&mut self, req: &InferenceRequest, names: &[&str]) {
-        for name in names {
-            let Some(raw) = req.field(name) else { continue };
-            match Json::parse(raw) {
-                Ok(value) => self.walk(name, &value, false),
-                // Nothing that an engine would take, but the same again is still the same.
-                Err(_) => self.push(raw, false),
-            }
-        }
-    }
-
-    /// Queries and documents: an engine reads a single query once with each document.
-    fn pairs(&mut self, req: &InferenceRequest) {
-        self.fields(req, &["query", "queries", "text_1", "data_1"]);
-        let query = self.text;
-        self.fields(req, &["documents", "items", "text_2", "data_2"]);
-        let documents = ["documents", "items", "text_2", "data_2"]
-            .iter()
-            .filter_map(|name| Json::parse(req.field(name)?).ok())
-            .filter_map(|value| value.as_array().map(<[_]>::len))
-            .sum::<usize>();
-        self.text = self
-            .text
-            .saturating_add(query.saturating_mul(documents.saturating_sub(1)));
-    }
-
-    /// Every string in it, in its order. The depth is bounded by the reader's.
+    /// Every string in it. The depth is bounded by the reader's.
     fn walk(&mut self, key: &str, value: &Json<'_>, media: bool) {
         let media = media || MEDIA_KEYS.contains(&key);
         match value {
-            Json::Str(s) => {
-                self.media += u32::from(media);
-                self.push(s.as_bytes(), media);
-            }
+            Json::Str(_) if media => self.media = self.media.saturating_add(1),
+            Json::Str(s) => self.text += s.len(),
             Json::Array(items) => items.iter().for_each(|v| self.walk("", v, media)),
             Json::Object(pairs) => pairs.iter().for_each(|(k, v)| self.walk(k, v, media)),
-            Json::Int(i) => self.push(i.to_string().as_bytes(), media),
-            Json::BigInt(s) => self.push(s.as_bytes(), media),
-            Json::Float(f) => self.push(f.to_string().as_bytes(), media),
-            Json::Bool(_) | Json::Null => {}
+            // A token id, as long as a token's text usually is.
+            Json::Int(_) => self.text += 4,
+            Json::BigInt(_) | Json::Float(_) | Json::Bool(_) | Json::Null => {}
         }
     }
 
-    fn push(&mut self, bytes: &[u8], media: bool) {
-        self.prefix.extend_from_slice(bytes);
-        self.prefix.push(0);
-        if !media {
-            self.text = self.text.saturating_add(bytes.len());
+    fn estimate(&mut self, raw: &[u8]) {
+        let mut text = raw.len();
+        for at in memchr::memmem::find_iter(raw, b";base64,") {
+            let data = raw.get(at..).unwrap_or_default();
+            let len = memchr::memchr(b'"', data).unwrap_or(data.len());
+            text = text.saturating_sub(len);
+            self.media = self.media.saturating_add(1);
         }
+        self.text += text;
     }
 }
 
@@ -205,65 +229,80 @@ pub(super) mod tests {
         let short = r#"{"messages":[{"role":"user","content":"a b"}]}"#;
         let long = r#"{"messages":[{"role":"user","content":"a b"},{"role":"assistant","content":[{"type":"text","text":"c"}]}]}"#;
         let (short, long) = (
-            bytes(&request(Api::Chat, short)),
-            bytes(&request(Api::Chat, long)),
+            bytes(&request(Api::Chat, short), usize::MAX),
+            bytes(&request(Api::Chat, long), usize::MAX),
         );
-        assert!(long.prefix.starts_with(&short.prefix));
+        assert!(
+            long.prefix
+                .starts_with(short.prefix.strip_suffix(b"]").unwrap())
+        );
         assert!(!short.prefix.is_empty());
         assert!(long.text > short.text);
     }
 
+    fn chat(content: &str) -> InferenceRequest {
+        let body = format!(r#"{{"messages":[{{"role":"user","content":{content}}}]}}"#);
+        request(Api::Chat, &body)
+    }
+
     #[test]
     fn media_identifies_but_is_no_text() {
-        let of = |url: &str| {
-            bytes(&request(
-                Api::Chat,
-                &format!(
-                    r#"{{"messages":[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"{url}"}}}},{{"type":"text","text":"what"}}]}}]}}"#
-                ),
-            ))
-        };
-        let (a, b) = (
-            of("data:image/png;base64,AAAA"),
-            of("data:image/png;base64,BBBBBBBB"),
+        for exact in [0, usize::MAX] {
+            let of = |url: &str| {
+                let image = format!(r#"{{"type":"image_url","image_url":{{"url":"{url}"}}}}"#);
+                bytes(
+                    &chat(&format!(r#"[{image},{{"type":"text","text":"what"}}]"#)),
+                    exact,
+                )
+            };
+            let long = format!("data:image/png;base64,{}", "B".repeat(10_000));
+            let (a, b) = (of("data:image/png;base64,AAAA"), of(&long));
+            assert_ne!(a.prefix, b.prefix);
+            assert_eq!((a.text, a.media), (b.text, 1));
+        }
+    }
+
+    #[test]
+    fn long_fields_are_estimated_near_what_they_hold() {
+        let req = chat(&format!("\"{}\"", "word \\n".repeat(20_000)));
+        let (exact, estimate) = (bytes(&req, usize::MAX).text, bytes(&req, 1_000).text);
+        assert!(exact > 100_000);
+        assert!(
+            (exact..exact * 5 / 4).contains(&estimate),
+            "{estimate} for {exact}"
         );
-        assert_ne!(a.prefix, b.prefix);
-        assert_eq!((a.text, a.media), (b.text, 1));
+        let huge = chat(&format!("\"{}\"", "x".repeat(3 * PREFIX_BYTES)));
+        assert_eq!(bytes(&huge, 1_000).prefix.len(), PREFIX_BYTES);
     }
 
     #[test]
     fn a_query_counts_with_each_document() {
-        let one = bytes(&request(
-            Api::Rerank,
-            r#"{"query":"qqqq","documents":["d"]}"#,
-        ));
-        let three = bytes(&request(
-            Api::Rerank,
-            r#"{"query":"qqqq","documents":["d","d","d"]}"#,
-        ));
-        assert_eq!(one.text, 5);
-        assert_eq!(three.text, 15);
+        let of = |body: &str| bytes(&request(Api::Rerank, body), usize::MAX).text;
+        assert_eq!(of(r#"{"query":"qqqq","documents":["d"]}"#), 5);
+        assert_eq!(of(r#"{"query":"qqqq","documents":["d","d","d"]}"#), 15);
+        assert_eq!(of(r#"{"documents":"d","query":"qqqq"}"#), 5);
     }
 
     #[test]
     fn odd_bodies_are_no_trouble() {
+        use Api::*;
         for api in [
-            Api::Chat,
-            Api::Completions,
-            Api::Responses,
-            Api::Messages,
-            Api::Embeddings,
-            Api::Score,
-            Api::Rerank,
-            Api::Audio,
-            Api::Other,
+            Chat,
+            Completions,
+            Responses,
+            Messages,
+            Embeddings,
+            Score,
+            Rerank,
+            Audio,
+            Other,
         ] {
             for body in [
                 "{}",
                 r#"{"messages":5,"prompt":{},"input":null,"documents":"x"}"#,
             ] {
                 let req = request(api, body);
-                let _ = (ids(&req), bytes(&req));
+                let _ = (ids(&req), bytes(&req, 0), bytes(&req, usize::MAX));
             }
         }
     }
