@@ -380,8 +380,14 @@ fn store_block(
         pending.look(strata, w, holder);
     }
     let mut renamed = None;
-    if !held.is_common(w, addr, id) {
-        if w.named(id).is_some_and(|other| other != addr) {
+    let name = w.name_of(addr);
+    let named = if name == Some(id) {
+        Some(addr)
+    } else {
+        w.named(id)
+    };
+    if !held.is_common(addr, id, name, named) {
+        if named.is_some_and(|other| other != addr) {
             // The other block may be pending, and an id counts only where its block is held.
             pending.write(strata, w, holder);
         }

@@ -61,10 +61,9 @@ const SPILL_PAGE: usize = 64;
 /// Runs in a chunk's header.
 const INLINE: usize = 5;
 const SPILLED: u32 = 1 << 16;
-/// How often a reader tries again while the writer is at the same chunk, a matter of some 50 ns, before it lets others
-/// run; and how often it does that.
-const SPINS: u32 = 100;
-const YIELDS: u32 = 1_000;
+/// How often a reader tries again. The writer is at a chunk for some 50 ns, so only one that was stopped half way makes a
+/// reader give up.
+const SPINS: u32 = 200;
 
 // === impl Addr ===
 
@@ -123,15 +122,15 @@ impl Chunk {
         }
     }
 
-    /// Reads until nothing changed meanwhile. None if the writer is at this chunk all the time: only a writer that was
-    /// stopped half way can make that happen.
+    /// Reads until nothing changed meanwhile. None if the writer is at this chunk all the time; whoever then takes the
+    /// writer's turn reads in peace.
     #[inline]
     pub(super) fn read<'a, R>(
         &'a self,
         spills: &'a Spills,
         mut f: impl FnMut(&Look<'a>) -> R,
     ) -> Option<R> {
-        for attempt in 0..SPINS + YIELDS {
+        for _ in 0..SPINS {
             let version = self.version.load(Acquire);
             if version & 1 == 0 {
                 let span = self.span();
@@ -147,11 +146,7 @@ impl Chunk {
                     return Some(r);
                 }
             }
-            if attempt < SPINS {
-                std::hint::spin_loop();
-            } else {
-                std::thread::yield_now();
-            }
+            std::hint::spin_loop();
         }
         None
     }

@@ -149,10 +149,20 @@ impl Held {
         }
     }
 
-    /// Whether a block is held in the plain way, or would be, under the id that all share: nothing to look up.
-    pub(super) fn is_common(&self, w: &Writer, at: Addr, id: BlockHash) -> bool {
+    /// Whether block and id agree with all that is known: each other's, or both new. `name` is the shared id of the
+    /// block, `named` the block of the shared id.
+    pub(super) fn is_common(
+        &self,
+        at: Addr,
+        id: BlockHash,
+        name: Option<BlockHash>,
+        named: Option<Addr>,
+    ) -> bool {
         matches!(&self.ids, Ids::Shared { aliases } if aliases.is_empty())
-            && w.name_of(at) == Some(id)
+            && match name {
+                Some(name) => name == id,
+                None => named.is_none_or(|other| other == at),
+            }
     }
 
     /// Bytes by which one more block may grow things.

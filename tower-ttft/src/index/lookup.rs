@@ -1,9 +1,9 @@
 //! Walking a chain through a domain, beside the writer.
 use super::{
-    chunk::Chunk,
+    chunk::{Chunk, Look},
     runs::{SLOTS, run_end, run_of},
     sets::{SetId, SetWords},
-    strata::Shared,
+    strata::Strata,
 };
 
 /// What a lookup does with the sets that it meets.
@@ -28,11 +28,12 @@ const AHEAD: usize = 8;
 /// Walks the blocks `0..n`, whose keys `key` gives. Returns how many of them somebody who held all before them held, as
 /// far as the probe did not end it earlier.
 pub(super) fn walk<P: Probe>(
-    shared: &Shared,
+    strata: &Strata,
     n: usize,
     key: impl Fn(usize) -> u64,
     probe: &mut P,
 ) -> usize {
+    let shared = &strata.shared;
     let heads = shared.heads.load();
     let mut ends = [0u8; SLOTS + 1];
     let (mut i, mut fetched) = (0, 0);
@@ -55,7 +56,7 @@ pub(super) fn walk<P: Probe>(
         }
         let hit = heads.candidates(key(i)).find_map(|c| {
             let chunk = shared.chunks.get(c as usize)?;
-            read(shared, chunk, i, n, &key, probe, &mut ends)
+            read(strata, chunk, i, n, &key, probe, &mut ends)
         });
         let Some(hit) = hit else { return i };
         let mut from = i;
@@ -72,7 +73,7 @@ pub(super) fn walk<P: Probe>(
 
 /// What a chunk has of a chain from block `i` on, if it begins with that block; `ends` are the ends of the runs.
 fn read<P: Probe>(
-    shared: &Shared,
+    strata: &Strata,
     chunk: &Chunk,
     i: usize,
     n: usize,
@@ -80,8 +81,9 @@ fn read<P: Probe>(
     probe: &mut P,
     ends: &mut [u8; SLOTS + 1],
 ) -> Option<Match> {
+    let shared = &strata.shared;
     let slot = i % SLOTS;
-    chunk.read(&shared.spills, |look| {
+    let mut look = |look: &Look<'_>| {
         let span = look.span;
         if span.start != slot || span.end <= slot {
             return None;
@@ -113,5 +115,11 @@ fn read<P: Probe>(
             run += 1;
         }
         Some(Match { len, runs })
-    })?
+    };
+    chunk.read(&shared.spills, &mut look).unwrap_or_else(|| {
+        // The writer was stopped in the middle of this very chunk. An answer that lacks a prefix which everybody has
+        // would be worse than to wait for the end of its turn.
+        let _turn = strata.writer.lock();
+        chunk.read(&shared.spills, &mut look).flatten()
+    })
 }

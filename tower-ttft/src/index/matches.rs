@@ -146,25 +146,36 @@ impl Probe for All<'_> {
 
     #[inline]
     fn commit(&mut self, run: usize, from: usize) -> bool {
-        let tokens = (from as u32).saturating_mul(self.block);
-        let words = self.matches.scratch.words;
-        let id = self.matches.scratch.ids[run];
         let started = std::mem::replace(&mut self.started, true);
-        let mut any = 0;
-        for w in 0..words {
-            let s = &mut self.matches.scratch;
-            let has = match only(id) {
-                Some(h) if usize::from(h) / 64 == w => 1 << (h % 64),
-                Some(_) => 0,
-                None if id == EMPTY => 0,
-                None => s.loaded[run * words + w],
-            };
-            let had = if started { s.alive[w] } else { has };
-            s.alive[w] = had & has;
+        let m = &mut *self.matches;
+        let (words, id) = (m.scratch.words, m.scratch.ids[run]);
+        let loaded = &mut m.scratch.loaded[run * words..(run + 1) * words];
+        if id == EMPTY || only(id).is_some() {
+            loaded.fill(0);
+            if let Some(h) = only(id)
+                && let Some(word) = loaded.get_mut(usize::from(h) / 64)
+            {
+                *word = 1 << (h % 64);
+            }
+        }
+        if !started {
+            m.scratch.alive.copy_from_slice(loaded);
+            return m.scratch.alive.iter().any(|w| *w != 0);
+        }
+        // `loaded` becomes those who end here.
+        let (mut any, mut gone) = (0, 0);
+        for (alive, set) in m.scratch.alive.iter_mut().zip(loaded) {
+            let (had, has) = (*alive, *set);
+            *alive = had & has;
+            *set = had & !has;
             any |= had & has;
-            let gone = had & !has;
-            if gone != 0 {
-                self.end(w, gone, tokens);
+            gone |= had & !has;
+        }
+        if gone != 0 {
+            let tokens = (from as u32).saturating_mul(self.block);
+            for w in 0..words {
+                let bits = self.matches.scratch.loaded[run * words + w];
+                self.end(w, bits, tokens);
             }
         }
         any != 0

@@ -15,8 +15,9 @@
 //!
 //! # Concurrency
 //!
-//! Writers of a domain take turns; lookups never wait for them. All that lookups read is atomic and guarded by a version
-//! per chunk, so a lookup sees each chunk as it was at one moment, and different chunks perhaps at different moments.
+//! Writers of a domain take turns; lookups do not wait for them. All that lookups read is atomic and guarded by a version
+//! per chunk, so a lookup sees each chunk as it was at one moment, and different chunks perhaps at different moments. Only
+//! where a writer was stopped by the scheduler in the middle of a chunk (50 ns) does a lookup of that chunk wait.
 
 mod apply;
 mod bytes;
@@ -310,7 +311,7 @@ fn walk(strata: &Strata, chain: &Chain, probe: &mut impl lookup::Probe) -> usize
     let atoms = strata.block as usize / ATOM_TOKENS;
     // Zero is no key of anything: `n` keeps the index inside.
     let key = |block: usize| keys.get((block + 1) * atoms - 1).copied().unwrap_or(0);
-    lookup::walk(&strata.shared, keys.len() / atoms, key, probe)
+    lookup::walk(strata, keys.len() / atoms, key, probe)
 }
 
 // === impl Holder ===

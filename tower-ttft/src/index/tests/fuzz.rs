@@ -327,7 +327,7 @@ fn long_histories_match_the_model() {
 /// More endpoints than a word has bits.
 #[test]
 fn many_endpoints_match_the_model() {
-    run(99, 200, 70);
+    run(99, 100, 70);
 }
 
 proptest! {
