@@ -338,7 +338,8 @@ pub async fn metric(authority: &str, name: &str, labels: &[&str]) -> Result<f64>
     sum_series(&answer.text(), name, labels).with_context(|| format!("{authority} has no {name}"))
 }
 
-fn sum_series(text: &str, name: &str, labels: &[&str]) -> Option<f64> {
+/// The sum over the series of a metric on a page, as [`metric`]; none if it has no such series.
+pub fn sum_series(text: &str, name: &str, labels: &[&str]) -> Option<f64> {
     text.lines()
         .filter_map(|line| {
             let rest = line.strip_prefix(name)?;

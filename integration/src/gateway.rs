@@ -8,7 +8,7 @@ use crate::{
     tap::Tap,
 };
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use serde_json::{Map, Value, json};
 use std::{
     fs,
@@ -286,6 +286,11 @@ impl Gateway {
     /// Signals it.
     pub async fn signal(&self, signal: Signal) -> Result<()> {
         self.process.lock().await.signal(signal)
+    }
+
+    /// Its process id.
+    pub async fn pid(&self) -> Pid {
+        self.process.lock().await.pid()
     }
 
     /// CPU time that it has used.

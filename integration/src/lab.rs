@@ -67,7 +67,12 @@ impl Lab {
         }
         let start = |letter: char| {
             let name = format!("{profile:?}{letter}").to_lowercase();
-            Engine::start(&self.paths, &name, EngineSpec::new(profile))
+            let spec = match profile {
+                Profile::A => EngineSpec::new(profile),
+                // As vLLM does by default: tests kill the two processes one by one.
+                Profile::B => EngineSpec::new(profile).separate_core(),
+            };
+            Engine::start(&self.paths, &name, spec)
         };
         let pair = Arc::new([start('1')?, start('2')?]);
         tokio::try_join!(pair[0].ready(), pair[1].ready())?;

@@ -2,7 +2,9 @@
 
 use crate::suite::Test;
 
+pub mod client_gone;
 pub mod clients;
+pub mod death;
 pub mod driver;
 pub mod faults;
 pub mod prediction;
@@ -18,6 +20,8 @@ pub fn all() -> Vec<Test> {
         routing::tests(),
         prediction::tests(),
         faults::tests(),
+        client_gone::tests(),
+        death::tests(),
         clients::tests(),
     ]
     .concat()
