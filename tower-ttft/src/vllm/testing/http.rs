@@ -12,6 +12,7 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    sync::Notify,
     task::{JoinHandle, JoinSet},
 };
 
@@ -39,6 +40,7 @@ struct State {
     replies: Mutex<HashMap<String, Reply>>,
     requests: Mutex<Vec<(String, Vec<u8>)>>,
     open: AtomicUsize,
+    refuse: Notify,
 }
 
 // === impl FakeHttp ===
@@ -63,7 +65,14 @@ impl FakeHttp {
         let state = shared.clone();
         let task = tokio::spawn(async move {
             let mut connections = JoinSet::new();
-            while let Ok((stream, _)) = listener.accept().await {
+            loop {
+                let accepted = tokio::select! {
+                    accepted = listener.accept() => accepted,
+                    () = state.refuse.notified() => break,
+                };
+                let Ok((stream, _)) = accepted else {
+                    continue;
+                };
                 let state = state.clone();
                 connections.spawn(async move {
                     state.open.fetch_add(1, Ordering::SeqCst);
@@ -72,6 +81,8 @@ impl FakeHttp {
                 });
                 while connections.try_join_next().is_some() {}
             }
+            drop(listener);
+            while connections.join_next().await.is_some() {}
         });
         Self { port, shared, task }
     }
@@ -108,6 +119,11 @@ impl FakeHttp {
 
     pub(crate) fn open(&self) -> usize {
         self.shared.open.load(Ordering::SeqCst)
+    }
+
+    /// The port refuses from now on, and open connections stay as they are, as when vLLM is told to end.
+    pub(crate) fn refuse(&self) {
+        self.shared.refuse.notify_one();
     }
 
     /// The port refuses from now on, and open connections break.

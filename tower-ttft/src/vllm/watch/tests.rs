@@ -494,8 +494,10 @@ async fn a_hanging_scrape_does_not_hide_a_death() {
     http.reply("/health", Reply::Hang);
     let asked = http.asked("/health");
     eventually(|| http.asked("/health") > asked).await;
-    http.stop().await;
+    // The connection that hangs is not broken by the death.
+    http.refuse();
     eventually(|| h.one().unwrap().1.cuts == 1).await;
+    assert_eq!(http.open(), 1, "still hanging");
 }
 
 #[tokio::test]
