@@ -58,9 +58,6 @@ use tower_ttft::{
 /// Of an error answer this much is looked at.
 const MAX_ERROR: usize = 64 * 1024;
 
-/// How long an engine that says that it is full is taken to be.
-const BUSY_FOR: Duration = Duration::from_secs(1);
-
 /// Holds answers of `S` back. Requests carry `Arc<PathPolicy>` and [`Record`] extensions.
 #[derive(Clone, Debug)]
 pub struct Hold<S> {
@@ -208,8 +205,12 @@ impl Held {
             Err((source, answer)) => {
                 if let HoldError::Refused(refusal) = source {
                     self.metrics.refused(refusal);
-                    if let Some(member) = member {
-                        tell(&member, refusal, parts.status);
+                    // A whole answer, for all that its ticket could see of it.
+                    if answer.is_some()
+                        && refusal == Refusal::aborted
+                        && let Some(member) = member
+                    {
+                        member.fail(Instant::now());
                     }
                 }
                 Err(Unanswered {
@@ -319,18 +320,6 @@ impl Held {
             return Err((HoldError::Refused(Refusal::aborted), Some(data.clone())));
         }
         Ok(PlainBody::new(Some(first), Some(body), record, idle))
-    }
-}
-
-/// Tells the pool what its ticket cannot see.
-fn tell(endpoint: &Endpoint, refusal: Refusal, status: StatusCode) {
-    let now = Instant::now();
-    match refusal {
-        Refusal::busy => endpoint.busy(now, BUSY_FOR),
-        // A whole answer, for all that its framing says.
-        Refusal::aborted if status == StatusCode::OK => endpoint.fail(now),
-        // The ticket saw an error.
-        Refusal::aborted | Refusal::draining | Refusal::core_died => {}
     }
 }
 
