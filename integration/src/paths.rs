@@ -77,7 +77,7 @@ fn script(path: &Path) -> Result<PathBuf> {
     Ok(PathBuf::from(line.trim()))
 }
 
-/// A new directory for this run beside the models; the oldest ones are removed.
+/// A new directory for this run beside the models; the oldest ones that no process uses are removed.
 fn new_run(models: &Path) -> Result<PathBuf> {
     let runs = models.with_file_name("runs");
     let now = std::time::SystemTime::now()
@@ -88,8 +88,16 @@ fn new_run(models: &Path) -> Result<PathBuf> {
     let mut all: Vec<_> = fs::read_dir(&runs)?.flatten().map(|e| e.path()).collect();
     all.sort();
     for old in all.iter().rev().skip(KEPT_RUNS) {
-        // Another run may be removing it too.
-        let _ = fs::remove_dir_all(old);
+        if !in_use(old) {
+            // Another run may be removing it too.
+            let _ = fs::remove_dir_all(old);
+        }
     }
     Ok(run)
+}
+
+/// Whether the process that a run's directory is named after still lives.
+fn in_use(run: &Path) -> bool {
+    let pid = run.file_name().and_then(|n| n.to_str()?.rsplit_once('-'));
+    pid.is_some_and(|(_, pid)| Path::new("/proc").join(pid).exists())
 }
