@@ -13,5 +13,6 @@ mod chaos;
 mod client;
 mod failures;
 mod gone;
+mod odd;
 mod quiet;
 mod streams;
