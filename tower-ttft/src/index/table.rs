@@ -8,7 +8,7 @@ pub(super) const NIL: u32 = u32::MAX;
 ///
 /// Twelve one-byte tags and twelve values share a line; what does not fit goes to the next line and is counted in
 /// those that it passed by, so that a removal leaves no tombstone and moves nothing (the idea is F14's). It is cut into
-/// segments that grow by a quarter each: no long pause, no doubling.
+/// segments that grow by an eighth each: no long pause, no doubling.
 pub(super) struct RefTable {
     segments: Box<[Segment]>,
     bytes: usize,
@@ -140,11 +140,11 @@ fn tag(hash: u64) -> u8 {
 impl Segment {
     #[inline]
     fn is_full(&self) -> bool {
-        self.used * 20 >= self.buckets.len() * WIDTH * 17
+        self.used * 8 >= self.buckets.len() * WIDTH * 7
     }
 
     fn next_size(&self) -> usize {
-        self.buckets.len() + self.buckets.len() / 4 + 1
+        self.buckets.len() + self.buckets.len() / 8 + 1
     }
 
     /// Returns the bytes that it grew by.

@@ -157,7 +157,7 @@ impl Endpoint {
             applied.rejected = n;
             return applied;
         }
-        if b % 16 != 0 {
+        if !b.is_multiple_of(16) {
             applied.unkeyed = n;
             return applied;
         }
