@@ -39,6 +39,17 @@ struct Unkeyed {
     reported: super::bytes::Reported,
 }
 
+/// Blocks of one event on their way into a domain.
+struct Storing<'a> {
+    index: &'a Inner,
+    strata: &'a Strata,
+    w: &'a mut Writer,
+    held: &'a mut Held,
+    holder: u16,
+    group: u32,
+    pending: Pending,
+}
+
 /// Blocks of one chunk that are held from now on, written at once.
 #[derive(Default)]
 struct Pending {
@@ -273,29 +284,26 @@ impl Place {
                 }
             }
         };
-        let mut pending = Pending::default();
+        let mut storing = Storing {
+            index,
+            strata,
+            w: &mut w,
+            held,
+            holder,
+            group: event.group,
+            pending: Pending::default(),
+        };
         let blocks = event.tokens.chunks_exact(event.block_size as usize);
         for (id, tokens) in event.hashes.iter().zip(blocks).take(keyed) {
             at.key = keyed::next(&index.keys, at.key, tokens);
-            let stored = store_block(
-                index,
-                strata,
-                &mut w,
-                held,
-                holder,
-                &mut pending,
-                at,
-                (*id, event.group),
-            );
-            let Some(addr) = stored else {
+            let Some(addr) = storing.block(at, *id) else {
                 applied.refused = n - applied.stored;
                 break;
             };
             at.parent = Some(addr);
-            held.last = Some((*id, addr));
             applied.stored += 1;
         }
-        pending.write(strata, &mut w, holder);
+        storing.flush();
         w.report(&index.budget);
         held.report(&index.budget);
         applied
@@ -344,89 +352,130 @@ impl Place {
     }
 }
 
-/// Records one block; none if there is no room for it.
-#[allow(clippy::too_many_arguments)]
-fn store_block(
-    index: &Inner,
-    strata: &Strata,
-    w: &mut Writer,
-    held: &mut Held,
-    holder: u16,
-    pending: &mut Pending,
-    at: Position,
-    (id, group): (BlockHash, u32),
-) -> Option<Addr> {
-    let shared = &strata.shared;
-    let known = w.find(shared, at);
-    let mut need = held.growth(w, id);
-    if known.is_none() && !w.appends(shared, at) {
-        need += w.chunk_growth(shared);
-    }
-    if need > 0 {
-        // What grew since the last report counts too.
-        w.report(&index.budget);
-        held.report(&index.budget);
-    }
-    if !index.budget.has(need + MARGIN) {
-        return None;
-    }
-    let addr = match known {
-        Some(addr) => addr,
-        None => w.create(shared, at)?,
-    };
-    if addr.chunk() != pending.chunk || pending.held == 0 {
-        pending.write(strata, w, holder);
-        pending.chunk = addr.chunk();
-        pending.look(strata, w, holder);
-    }
-    let mut renamed = None;
-    let name = w.name_of(addr);
-    let named = if name == Some(id) {
+// === impl Storing ===
+
+impl Storing<'_> {
+    /// Records one block; none if there is no room for it.
+    fn block(&mut self, at: Position, id: BlockHash) -> Option<Addr> {
+        let shared = &self.strata.shared;
+        let known = self.w.find(shared, at);
+        if !self.has_room(at, id, known.is_some()) {
+            return None;
+        }
+        let addr = match known {
+            Some(addr) => addr,
+            None => self.w.create(shared, at)?,
+        };
+        if addr.chunk() != self.pending.chunk || self.pending.held == 0 {
+            self.flush();
+            self.pending.chunk = addr.chunk();
+            self.look();
+        }
+        let name = self.w.name_of(addr);
+        let named = if name == Some(id) {
+            Some(addr)
+        } else {
+            self.w.named(id)
+        };
+        let mut gone = None;
+        if !self.held.is_common(addr, id, name, named) {
+            let fits;
+            (fits, gone) = self.disagreement(addr, id, named);
+            if !fits {
+                self.drop_block(gone);
+                return None;
+            }
+        }
+        let (budget, group, has) = (&self.index.budget, self.group, self.pending.has(addr));
+        match self.held.store(self.w, addr, id, group, has, budget) {
+            Stored::New => {
+                self.pending.held |= addr.bit();
+                self.pending.new |= addr.bit();
+            }
+            Stored::Again => {}
+            Stored::NoRoom => {
+                self.drop_block(gone);
+                return None;
+            }
+        }
+        if gone.is_some() {
+            self.drop_block(gone);
+        }
+        self.held.last = Some((id, addr));
         Some(addr)
-    } else {
-        w.named(id)
-    };
-    if !held.is_common(addr, id, name, named) {
+    }
+
+    fn has_room(&mut self, at: Position, id: BlockHash, known: bool) -> bool {
+        let shared = &self.strata.shared;
+        let mut need = self.held.growth(self.w, id);
+        if !known && !self.w.appends(shared, at) {
+            need += self.w.chunk_growth(shared);
+        }
+        if need > 0 {
+            // What grew since the last report counts too.
+            self.w.report(&self.index.budget);
+            self.held.report(&self.index.budget);
+        }
+        self.index.budget.has(need + MARGIN)
+    }
+
+    /// Sorts out an id that means another block here or elsewhere, or a block with another id. Tells whether there was
+    /// room for that, and which block this endpoint holds no more.
+    fn disagreement(
+        &mut self,
+        addr: Addr,
+        id: BlockHash,
+        named: Option<Addr>,
+    ) -> (bool, Option<Addr>) {
+        let shared = &self.strata.shared;
         if named.is_some_and(|other| other != addr) {
             // The other block may be pending, and an id counts only where its block is held.
-            pending.write(strata, w, holder);
+            self.flush();
         }
-        let before = held.resolve(w, shared, holder, id);
-        let mut fits = true;
-        if before.is_some_and(|old| old != addr) {
-            renamed = before;
+        let before = self.held.resolve(self.w, shared, self.holder, id);
+        let renamed = before.filter(|old| *old != addr);
+        let has = self.pending.has(addr);
+        if renamed.is_none() && !self.held.differs(self.w, addr, id, has) {
+            return (true, None);
         }
-        if renamed.is_some() || held.differs(w, addr, id, pending.has(addr)) {
-            pending.write(strata, w, holder);
-            if let Some(old) = renamed {
-                // The engine means another block by this id now; the old one it cannot name any more.
-                renamed = match held.forget(old, id) {
-                    Removed::Last(old) => Some(old),
-                    _ => None,
-                };
-            }
-            fits = held.differ(w, shared, holder, &index.budget, index.seed);
-        }
-        if !fits {
-            pending.drop_block(strata, w, holder, renamed);
-            return None;
+        self.flush();
+        // The engine means another block by this id now; the old one it cannot name any more.
+        let gone = renamed.and_then(|old| match self.held.forget(old, id) {
+            Removed::Last(old) => Some(old),
+            _ => None,
+        });
+        let (index, holder) = (self.index, self.holder);
+        let fits = self
+            .held
+            .differ(self.w, shared, holder, &index.budget, index.seed);
+        (fits, gone)
+    }
+
+    /// Sees what the endpoint holds of the pending chunk.
+    fn look(&mut self) {
+        let shared = &self.strata.shared;
+        self.pending.held = self.w.mask(shared, self.pending.chunk, self.holder);
+    }
+
+    /// Tells the domain what is pending.
+    fn flush(&mut self) {
+        let new = std::mem::take(&mut self.pending.new);
+        if new != 0 {
+            let shared = &self.strata.shared;
+            self.w.cover(shared, self.pending.chunk, new, self.holder);
         }
     }
-    match held.store(w, addr, id, group, pending.has(addr), &index.budget) {
-        Stored::New => {
-            pending.held |= addr.bit();
-            pending.new |= addr.bit();
+
+    /// Takes a block out of the domain, and whatever nobody holds at the end of the pending chunk.
+    fn drop_block(&mut self, block: Option<Addr>) {
+        self.flush();
+        let shared = &self.strata.shared;
+        if let Some(at) = block {
+            self.w.uncover(shared, at.chunk(), at.bit(), self.holder);
         }
-        Stored::Again => {}
-        Stored::NoRoom => {
-            pending.drop_block(strata, w, holder, renamed);
-            return None;
-        }
+        self.w.uncover(shared, self.pending.chunk, 0, self.holder);
+        self.look();
     }
-    if renamed.is_some() {
-        pending.drop_block(strata, w, holder, renamed);
-    }
-    Some(addr)
 }
 
 // === impl Pending ===
@@ -434,28 +483,5 @@ fn store_block(
 impl Pending {
     fn has(&self, addr: Addr) -> bool {
         self.held & addr.bit() != 0
-    }
-
-    /// Sees what the endpoint holds of the chunk.
-    fn look(&mut self, strata: &Strata, w: &Writer, holder: u16) {
-        self.held = w.mask(&strata.shared, self.chunk, holder);
-    }
-
-    /// Tells the domain.
-    fn write(&mut self, strata: &Strata, w: &mut Writer, holder: u16) {
-        if self.new != 0 {
-            w.cover(&strata.shared, self.chunk, self.new, holder);
-            self.new = 0;
-        }
-    }
-
-    /// Takes a block out of the domain, and whatever nobody holds at the end of this chunk.
-    fn drop_block(&mut self, strata: &Strata, w: &mut Writer, holder: u16, block: Option<Addr>) {
-        self.write(strata, w, holder);
-        if let Some(at) = block {
-            w.uncover(&strata.shared, at.chunk(), at.bit(), holder);
-        }
-        w.uncover(&strata.shared, self.chunk, 0, holder);
-        self.look(strata, w, holder);
     }
 }

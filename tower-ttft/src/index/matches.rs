@@ -139,9 +139,11 @@ impl Probe for All<'_> {
         }
         let words = sets.words(id);
         let to = &mut s.loaded[run * s.words..(run + 1) * s.words];
-        for (i, t) in to.iter_mut().enumerate() {
-            *t = words.get(i).map_or(0, |w| w.load(Relaxed));
+        let (to, rest) = to.split_at_mut(words.len().min(s.words));
+        for (t, w) in to.iter_mut().zip(words) {
+            *t = w.load(Relaxed);
         }
+        rest.fill(0);
     }
 
     #[inline]
