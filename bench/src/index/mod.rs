@@ -17,7 +17,7 @@ use tokio::time::{Duration, Instant};
 use tower_ttft::{
     chain::{Chain, ChainKind},
     events::KvEvent,
-    index::Matches,
+    index::{IndexStats, Matches},
 };
 
 /// What to run.
@@ -90,42 +90,36 @@ pub fn run(options: &Options, report: &mut Report) -> Result<(), Error> {
     ));
     times(report, "forebay", &want);
     let per_block = bytes as f64 / stats.blocks as f64;
-    // What it is, and a little; the aim is 25.
+    // What it is, and a little.
     report.at_most("bytes per distinct block", per_block, 28.0);
     let off = (bytes as f64 - counted).abs() / counted * 100.0;
     report.at_most("counted bytes differ from allocated, %", off, 2.0);
-    let p50 = quantile(&sorted(&want.find_us), 0.5);
-    report.at_most("lookup alone, p50 us", p50, 7.0);
-    report.at_most("store, ns per block", want.store.ns(), 200.0);
+    report.note(
+        "aims, on an idle core: 25 B per distinct block, store 150 ns, lookup p50 5 us".into(),
+    );
 
+    let median = |s: &Sample| quantile(&sorted(&s.find_us), 0.5);
     if options.peers {
-        let (pairs, blocks) = (stats.pairs, stats.blocks);
         let flat = Flat::new(shape.engines);
-        peer(
-            options,
-            report,
-            flat,
-            &trace,
-            shape.engines,
-            &want,
-            (pairs, blocks),
-        );
+        let flat = peer(options, report, flat, &trace, &want, &stats);
+        // Absolute times say more of the machine and its neighbours than of the code.
+        let lookup = median(&want) / median(&flat);
+        report.at_most("lookup p50, of the flat table's", lookup, 0.2);
+        let store = want.store.ns() / flat.store.ns();
+        report.at_most("store, of the flat table's", store, 1.0);
         let smg = Smg::new(shape.engines);
-        peer(
-            options,
-            report,
-            smg,
-            &trace,
-            shape.engines,
-            &want,
-            (pairs, blocks),
-        );
+        peer(options, report, smg, &trace, &want, &stats);
     }
 
     drop(ours);
     hashing(report);
     for rate in [Some(300_000.0), Some(1_000_000.0), None] {
-        beside_a_writer(report, &trace, shape.engines, rate, options.quick);
+        let beside = beside_a_writer(report, &trace, shape.engines, rate, options.quick);
+        if rate == Some(300_000.0) {
+            // Readers do not wait for the writer; what is left is cache lines that it takes away.
+            let ratio = beside / median(&want);
+            report.at_most("lookup p50 beside 0.3 M blocks/s, of alone", ratio, 3.0);
+        }
     }
     wide(report);
     Ok(())
@@ -205,14 +199,13 @@ fn peer<A: Arm>(
     report: &mut Report,
     mut arm: A,
     trace: &Trace,
-    engines: usize,
     want: &Sample,
-    (pairs, blocks): (u64, u64),
-) {
+    stats: &IndexStats,
+) -> Sample {
     let before = (options.allocated)();
-    let sample = replay(&mut arm, trace, engines);
+    let sample = replay(&mut arm, trace, stats.holders as usize);
     let bytes = (options.allocated)() - before - heap(&sample);
-    memory(report, arm.name(), bytes, pairs, blocks);
+    memory(report, arm.name(), bytes, stats.pairs, stats.blocks);
     times(report, arm.name(), &sample);
     let differ = sample
         .depths
@@ -229,10 +222,17 @@ fn peer<A: Arm>(
         measured: differ.clone().count() as f64,
         holds: differ.count() == 0 && sample.depths.len() == want.depths.len(),
     });
+    sample
 }
 
-/// Lookups while another thread applies the steady part of the trace at a rate.
-fn beside_a_writer(report: &mut Report, trace: &Trace, engines: usize, rate: Rate, quick: bool) {
+/// Lookups while another thread applies the steady part of the trace at a rate. Returns their median, in microseconds.
+fn beside_a_writer(
+    report: &mut Report,
+    trace: &Trace,
+    engines: usize,
+    rate: Rate,
+    quick: bool,
+) -> f64 {
     let arm = Strata::new(engines);
     let (warm, steady) = trace.steps.split_at(trace.steady);
     for event in warm.iter().flat_map(|s| events(trace, s)) {
@@ -293,6 +293,7 @@ fn beside_a_writer(report: &mut Report, trace: &Trace, engines: usize, rate: Rat
     report
         .rows
         .push(Row::point(&arm, "lookups", "1/s", lookups));
+    quantile(&us, 0.5)
 }
 
 /// The events of a step.
