@@ -134,6 +134,11 @@ async fn die(
             held(&before) > 0,
             "the victim should hold something: {before}"
         );
+        let (cached, _) = believed(gateway, victim.authority(), &known).await?;
+        ensure!(
+            cached > 0,
+            "nothing is thought to be cached before the death"
+        );
     }
     let (streams, others) = open_streams(gateway, victim.authority(), rng).await?;
     let early = open_early(gateway, victim.authority(), rng).await?;
@@ -283,33 +288,39 @@ async fn returns(
     known: &Value,
     residency: bool,
 ) -> Result<()> {
+    let (cached, mut went) = believed(gateway, victim.authority(), known).await?;
+    ensure!(
+        !residency || cached == 0,
+        "{cached} tokens are thought to be cached"
+    );
     for n in 0..40 {
-        let id = format!("return-{}-{n}", now());
-        let body = match n {
-            0 => known.clone(),
-            _ => request("/v1/completions", &id, 1, false),
-        };
+        if went == victim.authority() {
+            return Ok(());
+        }
+        let body = request("/v1/completions", &format!("{n} {}", now()), 1, false);
         let answer = Request::post(gateway.authority(), "/v1/completions", &body)
-            .header("x-request-id", &id)
             .send()
             .await?;
         answer.json()?;
-        if n == 0 && residency {
-            let decision = gateway.decision(&id).await?;
-            let cached = decision
-                .at(victim.authority())
-                .and_then(|c| c.cached())
-                .context("the victim is no candidate")?;
-            ensure!(cached == 0, "{cached} tokens are thought to be cached");
-        }
-        if endpoint(&answer.headers) == victim.authority() {
-            if let Some(engine) = victim.engine() {
-                ensure!(engine.alive().await, "a dead engine answered");
-            }
-            return Ok(());
-        }
+        went = endpoint(&answer.headers);
     }
     bail!("none of 40 requests went to the restarted engine")
+}
+
+/// Sends a request; says how many of its tokens the engine at `authority` was thought to have cached, and who answered.
+async fn believed(gateway: &Gateway, authority: &str, body: &Value) -> Result<(u64, String)> {
+    let id = format!("believed-{}", now());
+    let answer = Request::post(gateway.authority(), "/v1/completions", body)
+        .header("x-request-id", &id)
+        .send()
+        .await?;
+    answer.json()?;
+    let decision = gateway.decision(&id).await?;
+    let cached = decision
+        .at(authority)
+        .and_then(|candidate| candidate.cached())
+        .with_context(|| format!("{authority} is no candidate"))?;
+    Ok((cached, endpoint(&answer.headers)))
 }
 
 /// What the gateway knows of an endpoint.

@@ -1,6 +1,6 @@
 //! Engines that can die, real and fake, and the ways in which they do.
 
-use crate::{engine::Engine, fake::FakeEngine, lab::Pair};
+use crate::{fake::FakeEngine, lab::Pair};
 use anyhow::Result;
 use rustix::process::Signal;
 use std::sync::Arc;
@@ -30,13 +30,6 @@ impl Subject {
         match self {
             Self::Real(pair, i) => pair[*i].authority(),
             Self::Fake(fake) => fake.authority(),
-        }
-    }
-
-    pub(super) fn engine(&self) -> Option<&Engine> {
-        match self {
-            Self::Real(pair, i) => pair.get(*i),
-            Self::Fake(_) => None,
         }
     }
 
