@@ -198,7 +198,7 @@ async fn through(gateway: &Gateway, id: &str, body: &Value) -> Result<(String, V
     Ok((engine, reply))
 }
 
-/// The holder of a prefix has five long prompts to compute, which came past the gateway; the other engine is idle.
+/// The holder of a prefix has eight long prompts to compute, which came past the gateway; the other engine is idle.
 async fn busy_holder(lab: Arc<Lab>) -> Result<String> {
     let pair = lab.pair(Profile::A).await?;
     let gateway = Gateway::started(&lab.paths, &GatewaySpec::new(pair.iter())).await?;
@@ -222,9 +222,9 @@ async fn busy_holder(lab: Arc<Lab>) -> Result<String> {
         .iter()
         .find(|e| e.authority() == holder)
         .context("the holder")?;
-    let load: Vec<_> = (0..5)
+    let load: Vec<_> = (0..8)
         .map(|_| {
-            let body = unstreamed(&chat(format!("{} {}", now(), text(&mut rng, 7_000))));
+            let body = unstreamed(&chat(format!("{} {}", now(), text(&mut rng, 12_000))));
             let authority = engine.authority().to_owned();
             tokio::spawn(async move {
                 Request::post(&authority, "/v1/chat/completions", &body)
@@ -244,9 +244,8 @@ async fn busy_holder(lab: Arc<Lab>) -> Result<String> {
     let decision = gateway.decision("busy").await?;
     let chosen = decision.chosen()?;
     let other = decision.at(&holder).context("the holder was a candidate")?;
-    let mut busy = 0;
+    let busy = engine.metric("vllm:num_requests_running").await?;
     for task in load {
-        busy += usize::from(!task.is_finished());
         task.abort();
     }
     ensure!(
@@ -259,7 +258,10 @@ async fn busy_holder(lab: Arc<Lab>) -> Result<String> {
         "not for the reason meant: {}",
         decision.0
     );
-    ensure!(busy > 0, "the holder was idle again before the answer came");
+    ensure!(
+        busy > 0.0,
+        "the holder was idle again before the answer came"
+    );
     gateway.check().await?;
     // Give the engine back idle.
     let deadline = Instant::now() + Duration::from_secs(60);

@@ -1,9 +1,9 @@
 //! The path of a request, one module per stage.
 //!
-//! [`stack`] puts them together: [`router`] takes each request through peeking, its model's pool ([`route`]) and its
-//! prompt to [`retry`], which asks the endpoint that the pool chooses ([`tower_ttft::balance`]) over [`client`] and
-//! another one if [`hold`] sees no answer. [`settle`] has the last word on each request; what is known of it on the way
-//! is in its [`record`]. Errors become answers in [`rescue`] and nowhere else.
+//! `stack` puts them together: `router` takes each request through peeking, its model's pool (`route`) and its
+//! prompt to `retry`, which asks the endpoint that the pool chooses ([`tower_ttft::balance`]) over `client` and
+//! another one if `hold` sees no answer. `settle` has the last word on each request; what is known of it on the way
+//! is in its `record`. Errors become answers in `rescue` and nowhere else.
 
 pub mod client;
 pub mod headers;

@@ -1,7 +1,7 @@
 //! The endpoints of one model, and the choice among them.
 //!
 //! A request is booked at an endpoint in the same call that chooses it, so that a burst sees itself. What is known of
-//! an endpoint goes by [`EndpointId`](crate::endpoint::EndpointId): a process that is replaced takes its knowledge with
+//! an endpoint goes by [`EndpointId`]: a process that is replaced takes its knowledge with
 //! it, one that is merely not ready keeps it. Breakers go by address.
 //!
 //! Locks, in this order: the pool's choice (predictor, breakers, randomness), then one endpoint's state. The overlap of
