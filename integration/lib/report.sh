@@ -4,7 +4,7 @@ PASSED=0 FAILED=0 LEFT_OUT=0
 # Tests that may be left out by the tests themselves (#[ignore] or a missing part): none.
 LEFT_OUT_CAP=0
 # Seconds that a run of the fast tier may take in all, whatever hangs.
-RUN_LIMIT=3000
+RUN_LIMIT=4500
 
 report_start() {
   TIER=${1#--}
