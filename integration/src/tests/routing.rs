@@ -1,6 +1,9 @@
 //! Where requests go: conversations to their prefix, past a busy holder, and to an engine that was added.
 
-use super::driver::{now, text};
+use super::{
+    driver::{now, text},
+    prediction::ttft,
+};
 use crate::{
     cache::Cache,
     engine::{BLOCK, Engine, MODEL, Profile},
@@ -206,7 +209,7 @@ async fn busy_holder(lab: Arc<Lab>) -> Result<String> {
     // What prefill costs on each engine is learned first.
     for _ in 0..lab.count(8, 16) {
         let words = rng.random_range(200..2_000);
-        stream_once(&gateway, "train", &chat(text(&mut rng, words))).await?;
+        ttft(gateway.authority(), "train", &chat(text(&mut rng, words))).await?;
     }
     let prefix = format!("{} {}", now(), text(&mut rng, 900));
     let ask = |tail: &str| chat(format!("{prefix} {tail}"));
@@ -240,7 +243,7 @@ async fn busy_holder(lab: Arc<Lab>) -> Result<String> {
     }
     // The gateway hears of it by its next scrape.
     sleep(Duration::from_millis(1_500)).await;
-    let ttft = stream_once(&gateway, "busy", &ask("three")).await?;
+    let measured = ttft(gateway.authority(), "busy", &ask("three")).await?;
     let decision = gateway.decision("busy").await?;
     let chosen = decision.chosen()?;
     let other = decision.at(&holder).context("the holder was a candidate")?;
@@ -270,7 +273,7 @@ async fn busy_holder(lab: Arc<Lab>) -> Result<String> {
         sleep(Duration::from_millis(200)).await;
     }
     Ok(format!(
-        "holder ({:?} cached) predicted {:.2?}, idle engine ({:?} cached) {:.2?}, measured {ttft:.2?}",
+        "holder ({:?} cached) predicted {:.2?}, idle engine ({:?} cached) {:.2?}, measured {measured:.2?}",
         other.cached().unwrap_or(0),
         other.ttft().unwrap_or_default(),
         chosen.cached().unwrap_or(0),
@@ -301,7 +304,7 @@ async fn added(lab: Arc<Lab>) -> Result<String> {
         })
         .map(move |(i, body)| async move {
             let id = format!("{prefix}-{i}");
-            stream_once(gateway, &id, &body).await?;
+            ttft(gateway.authority(), &id, &body).await?;
             anyhow::Ok(
                 gateway
                     .decision(&id)
@@ -357,11 +360,6 @@ fn unstreamed(body: &Value) -> Value {
     let mut body = body.clone();
     body["stream"] = json!(false);
     body
-}
-
-/// Streams one chat to its end; the time to its first token.
-async fn stream_once(gateway: &Gateway, id: &str, body: &Value) -> Result<Duration> {
-    super::prediction::ttft(gateway.authority(), id, body).await
 }
 
 // === impl Followed ===
