@@ -7,6 +7,16 @@ say() { printf '%s\n' "$*" >&2; }
 # key FILE… - a short key of the files' contents: what is built from them is cached under it.
 key() { cat -- "$@" | sha256sum | cut -c1-12; }
 
+# use_target - builds go to one place per set of dependencies and checkout, unless the caller has one: what is compiled
+# knows the path of its sources, and cargo takes a build from another checkout for fresh.
+use_target() {
+  [ -z "${CARGO_TARGET_DIR:-}" ] || return 0
+  CARGO_TARGET_DIR=$CACHE/target-$({ cat "$ROOT/Cargo.lock" "$ROOT/rust-toolchain.toml"; echo "$ROOT"; } | key -)
+  export CARGO_TARGET_DIR
+  mkdir -p "$CARGO_TARGET_DIR"
+  touch "$CARGO_TARGET_DIR"
+}
+
 # publish TMP DEST - moves a finished directory into place, whole or not at all.
 publish() { touch "$1/.complete" && mv -T "$1" "$2"; }
 
