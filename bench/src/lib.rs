@@ -4,8 +4,11 @@
 
 pub mod decision;
 pub mod index;
+pub mod load;
 pub mod overhead;
+pub mod plot;
 pub mod report;
+pub mod stats;
 
 /// The error of a benchmark that could not run.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
