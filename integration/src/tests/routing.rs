@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     cache::Cache,
-    engine::{BLOCK, Engine, MODEL, Profile},
+    engine::{BLOCK, Engine, EngineSpec, MODEL, Profile},
     gateway::{Gateway, GatewaySpec},
     http::Request,
     lab::{Lab, Pair, Tier},
@@ -56,7 +56,7 @@ struct Followed {
 /// The tests.
 pub fn tests() -> Vec<Test> {
     vec![
-        test!("vllm", added, "an_added_engine_gets_its_share", [A, B], 400),
+        test!("vllm", added, "an_added_engine_gets_its_share", [A], 400),
         test!(
             "vllm",
             conversations,
@@ -284,8 +284,7 @@ async fn busy_holder(lab: Arc<Lab>) -> Result<String> {
 /// A third engine joins two that have been serving.
 async fn added(lab: Arc<Lab>) -> Result<String> {
     let two = lab.pair(Profile::A).await?;
-    let third = lab.pair(Profile::B).await?;
-    let third = &third[0];
+    let third = &Engine::started(&lab.paths, "a3", EngineSpec::new(Profile::A)).await?;
     let gateway = Gateway::started(&lab.paths, &GatewaySpec::new(two.iter())).await?;
     let rng = StdRng::seed_from_u64(lab.seed.wrapping_add(12));
     // Conversations begin every 150 ms, whatever became of those before them, and each is a prompt of its own.
@@ -305,14 +304,8 @@ async fn added(lab: Arc<Lab>) -> Result<String> {
         .map(move |(i, body)| async move {
             let id = format!("{prefix}-{i}");
             ttft(gateway.authority(), &id, &body).await?;
-            anyhow::Ok(
-                gateway
-                    .decision(&id)
-                    .await?
-                    .chosen()?
-                    .authority()
-                    .to_owned(),
-            )
+            let decision = gateway.decision(&id).await?;
+            anyhow::Ok(decision.chosen()?.authority().to_owned())
         })
         .buffered(4)
     };

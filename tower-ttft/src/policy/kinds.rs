@@ -9,6 +9,10 @@ const SCORE_ALL: usize = 64;
 /// Endpoints in a sample that hold the most of the prompt.
 const HOLDERS: usize = 4;
 
+/// Seconds that no one notices and no one outside an engine can tell apart: less than half a scheduler step of most.
+/// Without it, whichever of some idle and quick endpoints looks a few milliseconds better would get every cold prompt.
+const NOISE: f64 = 0.01;
+
 /// One endpoint as a policy sees it, for one request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Contender {
@@ -61,8 +65,8 @@ pub trait Policy: Send + Sync + std::fmt::Debug {
     /// The score, before `bias`.
     fn score(&self, c: &Contender) -> f64;
 
-    /// Scores within this share of the best are near-ties.
-    fn band(&self, best: &Contender) -> f64;
+    /// Scores that are worse than the best by no more than this, in the score's unit, are near-ties.
+    fn band(&self, best: &Contender, score: f64) -> f64;
 
     /// Whether near-ties go first to those that hold more of the prompt.
     fn affine(&self) -> bool {
@@ -149,7 +153,7 @@ pub fn choose(
     if best_score.is_infinite() {
         return Some(rng.random_range(0..contenders.len()));
     }
-    let limit = best_score + best_score.abs() * policy.band(contenders.get(best)?);
+    let limit = best_score + policy.band(contenders.get(best)?, best_score);
     let mut ties: SmallVec<[usize; 8]> = (0..contenders.len())
         .filter(|i| scores.get(*i).is_some_and(|s| *s <= limit))
         .collect();
@@ -245,9 +249,9 @@ impl Policy for Priced {
         }
     }
 
-    fn band(&self, best: &Contender) -> f64 {
+    fn band(&self, best: &Contender, score: f64) -> f64 {
         // A difference inside the predictor's own error says nothing, and within a tenth the choice costs little.
-        best.error.clamp(0.1, 0.15)
+        (best.error.clamp(0.1, 0.15) * score).max(NOISE)
     }
 
     fn affine(&self) -> bool {
@@ -263,8 +267,8 @@ impl Policy for LMetric {
         f64::from(c.uncached.max(1)) * (1.0 + c.in_flight)
     }
 
-    fn band(&self, _: &Contender) -> f64 {
-        0.02
+    fn band(&self, _: &Contender, score: f64) -> f64 {
+        0.02 * score
     }
 }
 
@@ -276,7 +280,7 @@ impl Policy for LeastLoad {
         1.0 + c.in_flight
     }
 
-    fn band(&self, _: &Contender) -> f64 {
+    fn band(&self, _: &Contender, _: f64) -> f64 {
         0.0
     }
 }
@@ -289,8 +293,8 @@ impl Policy for LeastWork {
         (1.0 + c.ahead) / 64.0 + c.in_flight
     }
 
-    fn band(&self, _: &Contender) -> f64 {
-        0.02
+    fn band(&self, _: &Contender, score: f64) -> f64 {
+        0.02 * score
     }
 }
 
@@ -305,7 +309,7 @@ impl Policy for FewerOfTwo {
         1.0 + c.in_flight
     }
 
-    fn band(&self, _: &Contender) -> f64 {
+    fn band(&self, _: &Contender, _: f64) -> f64 {
         0.0
     }
 }
@@ -317,7 +321,7 @@ impl Policy for Random {
         1.0
     }
 
-    fn band(&self, _: &Contender) -> f64 {
+    fn band(&self, _: &Contender, _: f64) -> f64 {
         0.0
     }
 

@@ -25,6 +25,13 @@ const TRIED: u64 = 5;
 /// A newcomer looks this much better, so that it is tried.
 const OPTIMISM: f64 = 0.8;
 
+/// Where all are equally cold, an idle endpoint looks a half better for so many choices per endpoint that passed it over:
+/// what is known of it ages, and whoever is never chosen never corrects what is thought of it.
+const PASSED_OVER: f64 = 8.0;
+
+/// But no better than this: one that is three times as slow is not tried again and again.
+const CURIOSITY: f64 = 0.4;
+
 /// A newcomer that has not answered yet and has this many requests is not sure to be quick: its backlog counts threefold.
 const UNPROVEN: u32 = 2;
 
@@ -360,7 +367,7 @@ impl Choice {
             let share = (1.25 / running.len() as f64).min(0.4);
             for r in running {
                 let mut state = r.member.state.lock();
-                state.credit = (state.credit + share).min(1.0);
+                state.credit = (state.credit + share).min(2.0);
             }
             let mut state = winner.member.state.lock();
             state.credit = (state.credit - 1.0).max(0.0);
@@ -424,11 +431,23 @@ fn contend(running: &mut [Running<'_>], tokens: u32) {
     let mean = running.iter().map(|r| share(r, r.resident)).sum::<f64>() / count;
     let answered = running.iter().any(|r| r.first_tokens > 0);
     let tried = running.iter().any(|r| r.picks >= TRIED);
+    let least = running
+        .iter()
+        .map(|r| tokens.saturating_sub(r.cached))
+        .min();
+    let cold = least.is_some_and(|least| 2 * least > tokens);
+    let latest = running.iter().map(|r| r.last).max().unwrap_or(0);
     for r in running {
         let mut bias = r.penalty;
-        if tried && r.picks < TRIED {
-            bias *= OPTIMISM;
-        }
+        let newcomer = tried && r.picks < TRIED;
+        let untried = if newcomer { OPTIMISM } else { 1.0 };
+        let aged = if cold && r.picks > 0 && r.view.booked == 0 {
+            let passed = latest.saturating_sub(r.last) as f64 / count;
+            (1.0 / (1.0 + passed / PASSED_OVER)).max(CURIOSITY)
+        } else {
+            1.0
+        };
+        bias *= aged.min(untried);
         let unproven = answered && r.first_tokens == 0 && r.view.booked >= UNPROVEN;
         let doubt = if unproven {
             2.0 * r.prediction.terms.backlog

@@ -271,11 +271,12 @@ impl TtftModel {
     fn learn_fixed(&mut self, slot: Slot, inputs: &Inputs, error: f64, actual: f64) {
         let x = f64::from(inputs.bytes) / FRONTEND_BYTES;
         let (base, frontend) = (self.base(slot), self.frontend(slot));
+        let peers = self.known.base.n > 0;
         let Some(e) = self.get_mut(slot) else {
             return;
         };
         // One slow answer must not teach a lot once something is known.
-        let error = if e.base.samples >= 3 {
+        let error = if e.base.samples >= 3 || peers {
             error.min(0.5 * actual).min(2.0 * base.max(BASE0))
         } else {
             error
