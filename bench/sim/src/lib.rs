@@ -1,0 +1,24 @@
+//! A simulated vLLM pod.
+//!
+//! A [`Pod`] is plain data: the scheduler of vLLM (first come, first served, chunked prefill within a token budget), a
+//! paged KV cache with prefix reuse, and a formula for the time of a step. It has no clock and no tasks; whoever drives it
+//! says what time it is, in seconds from the run's start. Cloning one forks the world, which is how [`Pod::ttft`] knows
+//! the exact time to first token that a request would see.
+//!
+//! The numbers of a pod are in a [`PodSpec`]; `pods.yaml` holds the kinds that come with the crate.
+
+mod blocks;
+mod dice;
+mod job;
+mod output;
+mod pod;
+mod prompt;
+mod spec;
+
+pub use self::{
+    dice::Dice,
+    output::{KvChange, Output, Stored},
+    pod::{Arrival, Load, Pod},
+    prompt::Prompt,
+    spec::{Hiccups, PodSpec, SpecError},
+};
