@@ -10,7 +10,8 @@ use std::{
 };
 use tokio::{task::AbortHandle, time::sleep};
 
-const PERIOD: Duration = Duration::from_millis(100);
+/// Short, so that even a request of some 20 ms feels it: within a long one such a request runs at full speed.
+const PERIOD: Duration = Duration::from_millis(20);
 const SLICE: Duration = Duration::from_millis(20);
 
 /// Holds a process group to a share of one CPU until it is dropped.
@@ -72,21 +73,26 @@ fn cgroup(group: Pid, cpus: f64) -> Option<Kind> {
     let period = PERIOD.as_micros();
     let quota = (cpus * period as f64) as u64;
     let name = format!("forebay-{}", group.as_raw_nonzero());
-    let mounts = [
-        ("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", quota.to_string()),
-        ("/sys/fs/cgroup", "cpu.max", format!("{quota} {period}")),
+    let first = [
+        ("cpu.cfs_period_us", period.to_string()),
+        ("cpu.cfs_quota_us", quota.to_string()),
     ];
-    for (parent, file, value) in mounts {
+    let second = [("cpu.max", format!("{quota} {period}"))];
+    let mounts = [
+        ("/sys/fs/cgroup/cpu", &first[..]),
+        ("/sys/fs/cgroup", &second[..]),
+    ];
+    for (parent, values) in mounts {
         let parent = PathBuf::from(parent);
         let dir = parent.join(&name);
         if !parent.join("cgroup.procs").exists() || fs::create_dir(&dir).is_err() {
             continue;
         }
-        let set = dir.join(file).exists()
-            && fs::write(dir.join(file), value).is_ok()
-            && group_members(group)
-                .into_iter()
-                .all(|pid| enter(&dir, pid).is_ok());
+        let set = values.iter().all(|(file, value)| {
+            dir.join(file).exists() && fs::write(dir.join(file), value).is_ok()
+        }) && group_members(group)
+            .into_iter()
+            .all(|pid| enter(&dir, pid).is_ok());
         if set {
             return Some(Kind::Cgroup { dir, parent });
         }

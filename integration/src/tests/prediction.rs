@@ -69,7 +69,10 @@ pub fn tests() -> Vec<Test> {
 
 async fn prediction(lab: Arc<Lab>) -> Result<String> {
     let pair = lab.pair(Profile::A).await?;
-    let throttle = Throttle::new(pair[1].pid().await, 0.5)?;
+    let throttles = [
+        Throttle::new(pair[0].pid().await, 1.0)?,
+        Throttle::new(pair[1].pid().await, 0.5)?,
+    ];
     let gateways = [
         Gateway::started(&lab.paths, &GatewaySpec::new([&pair[0]])).await?,
         Gateway::started(&lab.paths, &GatewaySpec::new([&pair[1]])).await?,
@@ -160,7 +163,7 @@ async fn prediction(lab: Arc<Lab>) -> Result<String> {
     }
     let per = |cpu: Duration| cpu.as_secs_f64() * 1e3 / requests.max(1) as f64;
     let summary = format!(
-        "the predicted winner wins {:.0} % of {} cases; order right in {:.1} % of {} pairs, by uncached tokens alone {:.1} %; CPU per request: client {:.1} ms, gateway {:.1} ms; half the CPU by {}{table}",
+        "the predicted winner wins {:.0} % of {} cases; order right in {:.1} % of {} pairs, by uncached tokens alone {:.1} %; CPU per request: client {:.1} ms, gateway {:.1} ms; one CPU and half of one by {}{table}",
         winners.share() * 100.0,
         winners.pairs,
         total.share() * 100.0,
@@ -168,9 +171,9 @@ async fn prediction(lab: Arc<Lab>) -> Result<String> {
         total.share_uncached() * 100.0,
         per(client_cpu),
         per(gateway_cpu),
-        throttle.how(),
+        throttles[1].how(),
     );
-    drop(throttle);
+    drop(throttles);
     ensure!(
         winners.pairs >= cases,
         "hardly any case was apart: {summary}"
