@@ -19,6 +19,7 @@
 //! its own.
 
 mod accuracy;
+mod fixed;
 mod gain;
 mod model;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 use super::{
     Prediction, Terms,
     accuracy::{Accuracy, Regime, RegimeError},
+    fixed::{Costs, FRONTEND_BYTES, Fixed},
     gain::{Gain, MAX_LOG},
     seconds,
 };
@@ -12,12 +13,6 @@ use tokio::time::Instant;
 const NEUTRAL: f64 = 1e-4;
 /// Requests that compute at least this many tokens train the gain.
 const CLEAN: u32 = 512;
-/// The frontend's rate is learned in seconds for this many bytes.
-const FRONTEND_BYTES: f64 = 65_536.0;
-/// Below this no engine answers; an answer from its own cache would look like it.
-const BASE0: f64 = 0.01;
-/// 1 µs a byte: the geometric middle of a slow tokenizer and none would be lower, but too low is the costlier error.
-const FRONTEND0: f64 = 1e-6 * FRONTEND_BYTES;
 /// Attention relative to the linear work, per token of context.
 const ATTENTION: Shared = Shared::new(3e-5, 1e-6, 3e-3);
 /// Slowdown per running decode.
@@ -62,17 +57,7 @@ struct EndpointModel {
     gain: Gain,
     /// The log gain that the engine's own prefill time suggests.
     engine: Option<f64>,
-    base: Fixed,
-    /// Seconds for [`FRONTEND_BYTES`]. Engines of one version tokenize alike, but not on half the CPU.
-    frontend: Fixed,
-}
-
-/// A cost that does not depend on computed tokens.
-#[derive(Clone, Copy, Debug)]
-struct Fixed {
-    value: f64,
-    max: f64,
-    samples: u64,
+    fixed: Fixed,
 }
 
 /// What endpoints have learned, summed up, so that a prediction need not look at all of them.
@@ -131,9 +116,7 @@ impl TtftModel {
             gpu,
             gain: Gain::default(),
             engine: None,
-            base: Fixed::new(BASE0, 10.0),
-            // Up to 20 µs a byte: slower tokenizers were never seen.
-            frontend: Fixed::new(FRONTEND0, 2e-5 * FRONTEND_BYTES),
+            fixed: Fixed::default(),
         };
         match self.endpoints.iter_mut().position(|e| e.is_none()) {
             Some(free) => {
@@ -261,31 +244,14 @@ impl TtftModel {
                 self.learn_shared(inputs, residual);
             }
         } else if parts.terms.backlog < 0.25 * parts.ttft {
-            self.learn_fixed(slot, inputs, actual - parts.ttft, actual);
+            let computed = parts.terms.backlog + parts.terms.prefill + parts.terms.slot;
+            let others = self.other_costs(slot);
+            if let Some(e) = self.get_mut(slot) {
+                let bytes = f64::from(inputs.bytes);
+                e.fixed.learn(bytes, actual - computed, actual, others);
+            }
         }
         self.sum_up();
-    }
-
-    /// Small requests tell what does not depend on computed tokens: a normalised gradient step over (1, bytes) splits
-    /// the error between base and frontend.
-    fn learn_fixed(&mut self, slot: Slot, inputs: &Inputs, error: f64, actual: f64) {
-        let x = f64::from(inputs.bytes) / FRONTEND_BYTES;
-        let (base, frontend) = (self.base(slot), self.frontend(slot));
-        let peers = self.known.base.n > 0;
-        let Some(e) = self.get_mut(slot) else {
-            return;
-        };
-        // One slow answer must not teach a lot once something is known.
-        let error = if e.base.samples >= 3 || peers {
-            error.min(0.5 * actual).min(2.0 * base.max(BASE0))
-        } else {
-            error
-        };
-        let share = 1.0 / (1.0 + x * x);
-        e.base.learn(base, error * share);
-        if x > 0.02 {
-            e.frontend.learn(frontend, error * x * share);
-        }
     }
 
     /// Residuals that grow with the share of attention, or of running decodes, say that it is priced too low.
@@ -301,13 +267,13 @@ impl TtftModel {
 
     fn parts(&self, slot: Slot, inputs: &Inputs, now: Instant) -> Parts {
         let (log_gain, borrowed) = self.log_gain(slot, now);
-        let base = self.base(slot);
+        let fixed = self.costs(slot);
         let uncached = inputs.tokens.saturating_sub(inputs.cached);
         let per_token = NEUTRAL * log_gain.exp();
         let slowdown = 1.0 + self.decodes.value * inputs.running.max(0.0);
         let terms = Terms {
-            frontend: self.frontend(slot) * f64::from(inputs.bytes) / FRONTEND_BYTES,
-            base,
+            frontend: fixed.frontend * f64::from(inputs.bytes) / FRONTEND_BYTES,
+            base: fixed.base,
             backlog: (inputs.ahead + inputs.others) * per_token * slowdown,
             prefill: self.shape(uncached, inputs.cached) * per_token * slowdown,
             slot: inputs.slot,
@@ -322,14 +288,18 @@ impl TtftModel {
         }
     }
 
-    fn base(&self, slot: Slot) -> f64 {
-        let own = self.get(slot).map(|e| e.base);
-        own.map_or(BASE0, |own| own.drawn_to(self.known.base))
+    fn costs(&self, slot: Slot) -> Costs {
+        let own = self.get(slot).map(|e| e.fixed).unwrap_or_default();
+        own.costs(self.other_costs(slot))
     }
 
-    fn frontend(&self, slot: Slot) -> f64 {
-        let own = self.get(slot).map(|e| e.frontend);
-        own.map_or(FRONTEND0, |own| own.drawn_to(self.known.frontend))
+    /// What the others have learned, on average.
+    fn other_costs(&self, slot: Slot) -> Option<Costs> {
+        let own = self.get(slot).and_then(|e| e.fixed.own());
+        Some(Costs {
+            base: self.known.base.without(own.map(|o| o.base))?,
+            frontend: self.known.frontend.without(own.map(|o| o.frontend))?,
+        })
     }
 
     /// The log gain in use, and whether it is wholly borrowed: from peers with the same label, from what the engine says
@@ -351,8 +321,9 @@ impl TtftModel {
     fn sum_up(&mut self) {
         let mut known = Known::default();
         for e in self.endpoints.iter().flatten() {
-            known.base.add(e.base.own());
-            known.frontend.add(e.frontend.own());
+            let fixed = e.fixed.own();
+            known.base.add(fixed.map(|f| f.base));
+            known.frontend.add(fixed.map(|f| f.frontend));
             known.gain.add(e.gain.own());
             let Some(gpu) = &e.gpu else {
                 continue;
@@ -384,42 +355,6 @@ impl TtftModel {
 
     fn get_mut(&mut self, slot: Slot) -> Option<&mut EndpointModel> {
         self.endpoints.get_mut(slot.0)?.as_mut()
-    }
-}
-
-// === impl Fixed ===
-
-impl Fixed {
-    fn new(value: f64, max: f64) -> Self {
-        Self {
-            value,
-            max,
-            samples: 0,
-        }
-    }
-
-    fn own(&self) -> Option<f64> {
-        (self.samples > 0).then_some(self.value)
-    }
-
-    /// The value to use: drawn to the mean of the others' while there are few samples.
-    fn drawn_to(&self, all: Sum) -> f64 {
-        let own = self.own();
-        match (own, all.without(own)) {
-            (Some(own), Some(others)) => {
-                let n = self.samples as f64;
-                others + (own - others) * n / (n + 0.5)
-            }
-            (None, Some(others)) => others,
-            (_, None) => self.value,
-        }
-    }
-
-    /// Moves from the value that was in use by a share of the error, less with each sample.
-    fn learn(&mut self, from: f64, error: f64) {
-        let step = (1.0 / (self.samples as f64 + 1.0)).max(0.1);
-        self.value = (from + step * error).clamp(0.0, self.max);
-        self.samples += 1;
     }
 }
 
