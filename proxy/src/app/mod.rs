@@ -31,7 +31,9 @@ use self::{
 use crate::{
     admin::{Admin, AdminParams, Readiness},
     config::Config,
-    http::{Limits, Stack, StackParams, retry::BudgetParams, stack::HttpMetricFamilies},
+    http::{
+        Limits, Stack, StackParams, client::Tcp, retry::BudgetParams, stack::HttpMetricFamilies,
+    },
     server::{
         self, Drained, OpenFiles, Server, ServerMetrics, ServerParams,
         drain::{self, Drain, Phase},
@@ -168,6 +170,7 @@ impl App {
                 memory: usize::try_from(config.limits.memory_budget).unwrap_or(usize::MAX),
             },
             retries: BudgetParams::default(),
+            connect: Arc::new(Tcp),
             seed,
             metrics: metrics.http.clone(),
         });

@@ -2,7 +2,7 @@
 
 use super::{
     Body, Models, RequestBody,
-    client::{Client, ClientMetricFamilies, ClientParams},
+    client::{Client, ClientMetricFamilies, ClientParams, Connect},
     hold::HoldMetricFamilies,
     request_id::RequestIds,
     retry::{Budget as RetryBudget, BudgetParams, RetryMetricFamilies},
@@ -49,6 +49,8 @@ pub struct StackParams {
     pub limits: Limits,
     /// Bounds on retries.
     pub retries: BudgetParams,
+    /// How connections to engines are made.
+    pub connect: Arc<dyn Connect>,
     /// A seed for request ids.
     pub seed: u64,
     /// Where to count.
@@ -116,6 +118,7 @@ impl Stack {
     pub fn build(params: StackParams) -> Self {
         let client = Client::new(ClientParams {
             metrics: params.metrics.client.clone(),
+            connect: params.connect,
             ..ClientParams::default()
         });
         Self {

@@ -3,15 +3,18 @@
 use crate::support::*;
 use bytes::Bytes;
 use forebay_proxy::http::client::{
-    Client, ClientError, ClientMetricFamilies, ClientParams, ConnectError, EngineBody, Resend,
-    SentAt, Timeouts,
+    BoxIo, Client, ClientError, ClientMetricFamilies, ClientParams, Connect, ConnectError,
+    EngineBody, Resend, SentAt, Timeouts,
 };
+use futures::future::BoxFuture;
 use http::{Request, Response};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Full};
 use std::{
     convert::Infallible,
+    io,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -81,6 +84,58 @@ fn post(body: &'static str) -> Request<TestBody> {
     Request::post("http://gateway.example/v1/completions?x=1")
         .body(TestBody(Full::from(body), true))
         .expect("a request")
+}
+
+/// Engines in memory: each answers every request on its connections with its own address.
+#[derive(Debug)]
+struct InMemory;
+
+impl Connect for InMemory {
+    fn connect(&self, address: &str) -> BoxFuture<'static, io::Result<BoxIo>> {
+        let address = address.to_owned();
+        Box::pin(async move {
+            if address == "nobody:1" {
+                return Err(io::ErrorKind::ConnectionRefused.into());
+            }
+            let (here, there) = tokio::io::duplex(1024);
+            tokio::spawn(async move {
+                let answer = hyper::service::service_fn(move |_| {
+                    let body = Full::new(Bytes::from(address.clone()));
+                    async move { Ok::<_, Infallible>(Response::new(body)) }
+                });
+                let _ = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(hyper_util::rt::TokioIo::new(there), answer)
+                    .await;
+            });
+            Ok(Box::new(here) as BoxIo)
+        })
+    }
+}
+
+#[tokio::test]
+async fn connections_are_made_as_told() {
+    let metrics = ClientMetricFamilies::default();
+    let harness = Harness {
+        client: Client::new(ClientParams {
+            connect: Arc::new(InMemory),
+            metrics: metrics.clone(),
+            ..ClientParams::default()
+        }),
+        metrics,
+    };
+    assert_eq!(harness.get("one:1").await.unwrap(), "one:1");
+    assert_eq!(harness.get("two:1").await.unwrap(), "two:1");
+    let error = harness.get("nobody:1").await.unwrap_err();
+    assert!(
+        matches!(
+            error.downcast_ref(),
+            Some(ClientError::Connect(ConnectError::Io(_)))
+        ),
+        "{error}"
+    );
+    use forebay_proxy::http::client::Connected;
+    assert_eq!(harness.metrics.connects(Connected::ok), 2);
+    assert_eq!(harness.metrics.connects(Connected::refused), 1);
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use forebay_proxy::http::{
     HttpMetricFamilies, Limits, Local, ModelPool, ModelPoolParams, Models, PathPolicy, ServedName,
-    Stack, StackParams,
+    Stack, StackParams, client::Tcp,
 };
 use futures::future::BoxFuture;
 use http::Response;
@@ -112,6 +112,7 @@ impl Setup {
             local: Arc::new(NothingLocal),
             limits: self.limits,
             retries: Default::default(),
+            connect: Arc::new(Tcp),
             seed: 1,
             metrics: metrics.clone(),
         });

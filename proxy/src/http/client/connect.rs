@@ -1,10 +1,11 @@
 //! Establishes connections and owns them: a connection that is dropped is closed.
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use std::{
-    io,
+    fmt, io,
     pin::Pin,
     sync::{
         Arc,
@@ -19,6 +20,24 @@ use tokio::{
     task::AbortHandle,
 };
 use tower_ttft::Error;
+
+/// Makes connections to engines.
+pub trait Connect: fmt::Debug + Send + Sync + 'static {
+    /// Connects to `host:port`. There is no time limit here.
+    fn connect(&self, address: &str) -> BoxFuture<'static, io::Result<BoxIo>>;
+}
+
+/// Connects over TCP.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tcp;
+
+/// A connection of whatever kind.
+pub type BoxIo = Box<dyn Io>;
+
+/// What carries bytes both ways.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -43,12 +62,13 @@ pub(super) struct Connection<B> {
 
 /// Counts what is read, so that it is known whether an answer had begun.
 struct Counted {
-    io: TcpStream,
+    io: BoxIo,
     read: Arc<AtomicU64>,
 }
 
 /// Connects to `host:port`.
 pub(super) async fn connect<B>(
+    with: &dyn Connect,
     address: &str,
     timeout: Duration,
 ) -> Result<Connection<B>, ConnectError>
@@ -56,12 +76,10 @@ where
     B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Error>,
 {
-    let io = match tokio::time::timeout(timeout, TcpStream::connect(address)).await {
+    let io = match tokio::time::timeout(timeout, with.connect(address)).await {
         Ok(io) => io?,
         Err(_) => return Err(ConnectError::Timeout(timeout)),
     };
-    // Tokens are small and each counts: none may wait for another's acknowledgement.
-    io.set_nodelay(true)?;
     let read = Arc::new(AtomicU64::new(0));
     let io = Counted {
         io,
@@ -79,6 +97,20 @@ where
         read,
         driver: driver.abort_handle(),
     })
+}
+
+// === impl Tcp ===
+
+impl Connect for Tcp {
+    fn connect(&self, address: &str) -> BoxFuture<'static, io::Result<BoxIo>> {
+        let address = address.to_owned();
+        Box::pin(async move {
+            let io = TcpStream::connect(address).await?;
+            // Tokens are small and each counts: none may wait for another's acknowledgement.
+            io.set_nodelay(true)?;
+            Ok(Box::new(io) as BoxIo)
+        })
+    }
 }
 
 // === impl Connection ===

@@ -16,7 +16,7 @@ mod pool;
 
 pub use self::{
     body::{BodyError, EngineBody},
-    connect::ConnectError,
+    connect::{BoxIo, Connect, ConnectError, Io, Tcp},
     metrics::{ClientMetricFamilies, Connected},
 };
 
@@ -62,6 +62,8 @@ pub struct ClientParams {
     pub idle_timeout: Duration,
     /// Idle connections that are kept per address.
     pub max_idle: usize,
+    /// How connections are made.
+    pub connect: Arc<dyn Connect>,
     /// Where to count.
     pub metrics: ClientMetricFamilies,
 }
@@ -73,6 +75,7 @@ pub struct Client<B> {
 
 struct Inner<B> {
     idle: Arc<Idle<B>>,
+    connect: Arc<dyn Connect>,
     metrics: ClientMetricFamilies,
 }
 
@@ -132,6 +135,7 @@ impl Default for ClientParams {
         Self {
             idle_timeout: Duration::from_secs(4),
             max_idle: 128,
+            connect: Arc::new(Tcp),
             metrics: ClientMetricFamilies::default(),
         }
     }
@@ -158,6 +162,7 @@ where
         Self {
             inner: Arc::new(Inner {
                 idle: Idle::spawn(params.idle_timeout, params.max_idle, params.metrics.clone()),
+                connect: params.connect,
                 metrics: params.metrics,
             }),
         }
@@ -237,7 +242,7 @@ where
                 },
             }
         }
-        let connection = connect(address, timeout).await;
+        let connection = connect(&*self.inner.connect, address, timeout).await;
         metrics.connected(&connection);
         self.send_on(address, connection?, request)
             .await
