@@ -1,6 +1,6 @@
 //! `forebay-bench NAME`: runs one benchmark, prints its table, and writes it as JSON if asked.
 use clap::{Parser, Subcommand};
-use forebay_bench::{Error, decision, index, overhead, report::Report};
+use forebay_bench::{Error, decision, grid, index, overhead, prediction, report::Report, worlds};
 use std::{alloc::System, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 /// Counts what is allocated, so that memory is measured and not estimated.
@@ -39,6 +39,39 @@ enum Bench {
         /// A tokenizer directory in Hugging Face layout, for the arm that tokenizes.
         #[arg(long, value_name = "DIR", env = "FOREBAY_TOKENIZER")]
         tokenizer: Option<PathBuf>,
+    },
+    /// The published experiment in virtual time, with every way of routing.
+    Grid {
+        /// Trials (3 unless said otherwise; 1 with --quick).
+        #[arg(long)]
+        seeds: Option<usize>,
+        /// Also write plots and tables to this directory.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+        /// Runs at once (as many as there are cores).
+        #[arg(long)]
+        threads: Option<usize>,
+    },
+    /// What the predictor says beside what comes, and how well it ranks.
+    Prediction {
+        /// Trials (3 unless said otherwise; 1 with --quick).
+        #[arg(long)]
+        seeds: Option<usize>,
+        /// Runs at once (as many as there are cores).
+        #[arg(long)]
+        threads: Option<usize>,
+    },
+    /// Routing where things are otherwise: many proxies, late knowledge, other traffic, hardware and memory.
+    Worlds {
+        /// Trials (3 unless said otherwise; 1 with --quick).
+        #[arg(long)]
+        seeds: Option<usize>,
+        /// Only worlds whose name contains this.
+        #[arg(long)]
+        only: Option<String>,
+        /// Runs at once (as many as there are cores).
+        #[arg(long)]
+        threads: Option<usize>,
     },
     /// An engine that answers at once, for `overhead`.
     #[command(hide = true)]
@@ -80,6 +113,45 @@ fn main() -> Result<ExitCode, Error> {
             runtime()?.block_on(overhead::run(&options, &mut report))?;
             report
         }
+        Bench::Grid {
+            seeds,
+            out,
+            threads,
+        } => {
+            let mut report = Report::new("grid");
+            let options = grid::Options {
+                seeds: trials(seeds, args.quick),
+                quick: args.quick,
+                out,
+                threads: threads.unwrap_or_else(cores),
+            };
+            grid::run(&options, &mut report)?;
+            report
+        }
+        Bench::Prediction { seeds, threads } => {
+            let mut report = Report::new("prediction");
+            let options = prediction::Options {
+                seeds: trials(seeds, args.quick),
+                quick: args.quick,
+                threads: threads.unwrap_or_else(cores),
+            };
+            prediction::run(&options, &mut report)?;
+            report
+        }
+        Bench::Worlds {
+            seeds,
+            only,
+            threads,
+        } => {
+            let mut report = Report::new("worlds");
+            let options = worlds::Options {
+                seeds: trials(seeds, args.quick),
+                only,
+                threads: threads.unwrap_or_else(cores),
+            };
+            worlds::run(&options, &mut report)?;
+            report
+        }
         Bench::FakeEngine { addr } => {
             runtime()?.block_on(async {
                 overhead::serve_engine(tokio::net::TcpListener::bind(addr).await?).await
@@ -96,6 +168,14 @@ fn main() -> Result<ExitCode, Error> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+fn trials(asked: Option<usize>, quick: bool) -> usize {
+    asked.unwrap_or(if quick { 1 } else { 3 }).max(1)
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {

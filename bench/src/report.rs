@@ -21,6 +21,9 @@ pub struct Report {
     pub checks: Vec<Check>,
     /// What a reader of the figures must know.
     pub notes: Vec<String>,
+    /// Tables in Markdown, for people: where there are any, they are printed instead of the figures.
+    #[serde(skip)]
+    pub tables: Vec<String>,
 }
 
 /// The machine that a benchmark ran on.
@@ -96,6 +99,7 @@ impl Report {
             rows: Vec::new(),
             checks: Vec::new(),
             notes: Vec::new(),
+            tables: Vec::new(),
         }
     }
 
@@ -112,6 +116,46 @@ impl Report {
             measured,
             holds: measured <= bound,
         });
+    }
+
+    /// Checks a figure against a lower bound.
+    pub fn at_least(&mut self, what: &str, measured: f64, bound: f64) {
+        self.checks.push(Check {
+            what: what.into(),
+            goal: format!(">= {}", figure(bound)),
+            measured,
+            holds: measured >= bound,
+        });
+    }
+
+    /// All of it as a document.
+    pub fn markdown(&self) -> String {
+        let m = &self.machine;
+        let mut out = format!(
+            "# {}\n\nCommit {}, {} x {}, load {}: `{}`\n\n",
+            self.name, self.commit, m.cores, m.cpu, m.load, self.command
+        );
+        for note in &self.notes {
+            out += &format!("- {note}\n");
+        }
+        out.push('\n');
+        for table in &self.tables {
+            out += table;
+            out.push('\n');
+        }
+        if !self.checks.is_empty() {
+            out += "| check | goal | measured | holds |\n|---|---|---|---|\n";
+        }
+        for c in &self.checks {
+            let holds = if c.holds { "yes" } else { "NO" };
+            out += &format!(
+                "| {} | {} | {} | {holds} |\n",
+                c.what,
+                c.goal,
+                figure(c.measured)
+            );
+        }
+        out
     }
 
     /// Whether all goals are met.
@@ -139,7 +183,15 @@ impl fmt::Display for Report {
         )?;
         let width = |of: fn(&Row) -> &str| self.rows.iter().map(|r| of(r).len()).max().unwrap_or(0);
         let (arm, metric) = (width(|r| &r.arm), width(|r| &r.metric));
-        for r in &self.rows {
+        for table in &self.tables {
+            writeln!(f, "\n{}", table.trim_end())?;
+        }
+        let rows = if self.tables.is_empty() {
+            &*self.rows
+        } else {
+            &[]
+        };
+        for r in rows {
             write!(
                 f,
                 "  {:arm$}  {:metric$}  {:>10} {}",
@@ -175,7 +227,8 @@ fn figure(v: f64) -> String {
     match v.abs() {
         a if a >= 1_000.0 => format!("{v:.0}"),
         a if a >= 100.0 => format!("{v:.1}"),
-        _ => format!("{v:.2}"),
+        a if a >= 2.0 || a == 0.0 => format!("{v:.2}"),
+        _ => format!("{v:.3}"),
     }
 }
 

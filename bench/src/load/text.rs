@@ -41,11 +41,14 @@ pub struct Chat {
     pub number: u64,
     /// Which turn of it, from 0.
     pub turn: u32,
+    /// What it has in common with others: its prefix, or else its conversation.
+    pub group: u64,
     /// The messages as a client sends them: its own, and those of the assistant in turn; in the shared workload a system message
     /// and one of the user.
     pub messages: Vec<Text>,
     /// All of it, templated.
     pub tokens: Text,
+    conversation: bool,
 }
 
 // === impl Writer ===
@@ -69,10 +72,12 @@ impl Writer {
     /// The first, and often only, prompt of a number. Must be asked in order: which prefix comes next depends on how many came
     /// before.
     pub(super) fn first(&mut self, number: u64) -> Chat {
+        let mut group = number;
         let messages = match self.workload {
             Workload::Control => vec![words(self.seed, 2, number, 0, CONTROL).into()],
             Workload::Shared => {
                 let which = self.rng.random_range(0..self.prefixes.len().max(1));
+                group = which as u64;
                 let own = words(self.seed, 3, number, 0, OWN).into();
                 self.prefixes
                     .get(which)
@@ -83,7 +88,7 @@ impl Writer {
             }
             Workload::Multiturn => vec![words(self.seed, 4, number, 0, FIRST_TURN).into()],
         };
-        Chat::new(number, 0, messages)
+        Chat::new(number, 0, group, messages)
     }
 
     /// The next turn of a conversation, if it has one.
@@ -99,25 +104,41 @@ impl Writer {
         // has cached.
         messages.push(part(5, self.workload.output() as usize));
         messages.push(part(4, NEXT_TURN));
-        Some(Chat::new(chat.number, turn, messages))
+        Some(Chat::new(chat.number, turn, chat.group, messages))
     }
 }
 
 // === impl Chat ===
 
 impl Chat {
-    fn new(number: u64, turn: u32, messages: Vec<Text>) -> Self {
-        let mut tokens: Vec<u32> = (0..HEAD as u32).collect();
+    /// What the template puts before the first message, between two, and before the answer.
+    pub fn template() -> [Vec<u32>; 3] {
+        [
+            (0..HEAD as u32).collect(),
+            (10..10 + BETWEEN as u32).collect(),
+            (20..20 + TAIL as u32).collect(),
+        ]
+    }
+
+    /// Whether its messages are those of a user and an assistant in turn.
+    pub fn is_conversation(&self) -> bool {
+        self.conversation
+    }
+
+    fn new(number: u64, turn: u32, group: u64, messages: Vec<Text>) -> Self {
+        let [mut tokens, between, tail] = Self::template();
         for (i, m) in messages.iter().enumerate() {
             if i > 0 {
-                tokens.extend(10..10 + BETWEEN as u32);
+                tokens.extend_from_slice(&between);
             }
             tokens.extend_from_slice(m);
         }
-        tokens.extend(20..20 + TAIL as u32);
+        tokens.extend(tail);
         Self {
             number,
             turn,
+            group,
+            conversation: turn > 0,
             messages,
             tokens: tokens.into(),
         }
