@@ -87,6 +87,12 @@ impl EngineSpec {
         }
     }
 
+    /// With one more argument for `vllm serve`.
+    pub fn arg(mut self, arg: &str) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
     fn spawn(&self, name: &str, ports: Ports, paths: &Paths) -> Result<Process> {
         let (kv_bytes, context) = match self.profile {
             Profile::A => ("64M", "32768"),

@@ -69,7 +69,10 @@ impl Lab {
             let name = format!("{profile:?}{letter}").to_lowercase();
             let spec = match profile {
                 Profile::A => EngineSpec::new(profile),
-                // As vLLM does by default: tests kill the two processes one by one.
+                // As vLLM does by default: tests kill the two processes one by one. One of them renders prompts for others.
+                Profile::B if letter == '1' => EngineSpec::new(profile)
+                    .separate_core()
+                    .arg("--enable-scale-out"),
                 Profile::B => EngineSpec::new(profile).separate_core(),
             };
             Engine::start(&self.paths, &name, spec)

@@ -3,6 +3,8 @@
 use super::driver::text;
 use crate::{
     engine::{MODEL, Profile},
+    gateway::{Gateway, GatewaySpec},
+    http::Request,
     lab::Lab,
     suite::Test,
     test,
@@ -12,7 +14,8 @@ use bytes::Bytes;
 use http::HeaderMap;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use tokio::time::sleep;
 use tower_ttft::{
     chain::KeySpace,
     peek::{Api, read},
@@ -39,7 +42,16 @@ const ODD: &[&str] = &[
 
 /// The tests.
 pub fn tests() -> Vec<Test> {
-    vec![test!("vllm", tokens, "token_ids_equal_tokenize", [B], 600)]
+    vec![
+        test!("vllm", tokens, "token_ids_equal_tokenize", [B], 600),
+        test!(
+            "vllm",
+            asked,
+            "engines_tokenize_for_models_without_a_tokenizer",
+            [B],
+            300
+        ),
+    ]
 }
 
 async fn tokens(lab: Arc<Lab>) -> Result<String> {
@@ -74,6 +86,66 @@ async fn tokens(lab: Arc<Lab>) -> Result<String> {
         total += ours.len();
     }
     Ok(format!("{total} ids equal in {kinds:?}"))
+}
+
+/// A gateway without a local tokenizer asks the engine: its render endpoint, or `/tokenize` where there is none. What it
+/// counts is what the engine counts, and the next turn is known to be cached.
+async fn asked(lab: Arc<Lab>) -> Result<String> {
+    let pair = lab.pair(Profile::B).await?;
+    let mut corpus = Corpus(StdRng::seed_from_u64(lab.seed ^ 0xa5));
+    let mut report = Vec::new();
+    for (engine, source) in pair.iter().zip(["render", "tokenize"]) {
+        let gateway =
+            Gateway::started(&lab.paths, &GatewaySpec::new([engine]).without_tokenizer()).await?;
+        let count = lab.count(22, 110);
+        let (mut again, mut cached) = (0, 0);
+        for i in 0..count {
+            let (kind, api, mut body) = corpus.case(i);
+            body["max_tokens"] = json!(1);
+            let path = match api {
+                Api::Completions => "/v1/completions",
+                _ => "/v1/chat/completions",
+            };
+            // The second time it is cached, and known to be.
+            for time in 0..2 {
+                let id = format!("{source}-{i}-{time}");
+                let reply = Request::post(gateway.authority(), path, &body)
+                    .header("x-request-id", &id)
+                    .json()
+                    .await
+                    .with_context(|| format!("request {id} ({kind})"))?;
+                let decision = gateway.decision(&id).await?;
+                let (ours, theirs) = (decision.tokens(), reply["usage"]["prompt_tokens"].as_u64());
+                ensure!(
+                    ours == theirs && ours > Some(0),
+                    "request {id} ({kind}): {ours:?} tokens here, {theirs:?} there"
+                );
+                if time == 1 {
+                    again += ours.unwrap_or(0);
+                    cached += decision.chosen()?.cached().unwrap_or(0);
+                } else {
+                    // Until its events are here.
+                    sleep(Duration::from_millis(60)).await;
+                }
+            }
+        }
+        let label = format!("source=\"{source}\"");
+        let counted = gateway
+            .metric("forebay_prompt_source_total", &[&label])
+            .await?;
+        ensure!(
+            counted >= (2 * count) as f64,
+            "{counted} of {} prompts by {source}",
+            2 * count
+        );
+        ensure!(
+            cached * 10 >= again * 8,
+            "{cached} of {again} tokens known to be cached at the second time"
+        );
+        gateway.check().await?;
+        report.push(format!("{count} by {source}"));
+    }
+    Ok(format!("token counts equal: {}", report.join(", ")))
 }
 
 async fn encode(encoder: &Encoder, api: Api, body: &Value) -> Result<Vec<u32>> {
