@@ -28,6 +28,9 @@ const PODS: usize = 3;
 const WARMUP: f64 = 60.0;
 const WINDOW: f64 = 180.0;
 const COOLDOWN: f64 = 60.0;
+/// A client's longest pause between an answer and its next request, seconds. Without any, all clients stay in step for
+/// the whole run, and a router that counts moves every conversation at every turn, or none.
+const PAUSE: f64 = 0.02;
 
 const fn known(goodput: [f64; 5], attained: [f64; 5]) -> [(f64, Option<f64>); 5] {
     let mut row = [(0.0, None); 5];
@@ -215,21 +218,25 @@ impl World {
 
     fn run(mut self, slo: f64) -> Outcome {
         let end = WARMUP + WINDOW + COOLDOWN;
+        let mut asking: Vec<(f64, usize)> = Vec::new();
         for client in 0..self.clients.len() {
             self.ask(client, 0.0);
         }
         let mut out = Vec::new();
         loop {
-            let next = self
-                .pods
-                .iter()
-                .filter_map(Pod::next_event)
+            let times = self.pods.iter().filter_map(Pod::next_event);
+            let next = times
+                .chain(asking.iter().map(|(at, _)| *at))
                 .min_by(f64::total_cmp);
             let Some(now) = next.filter(|t| *t < end) else {
                 break;
             };
             for pod in &mut self.pods {
                 pod.advance(now, &mut out);
+            }
+            while let Some(i) = asking.iter().position(|(at, _)| *at <= now) {
+                let (_, client) = asking.remove(i);
+                self.ask(client, now);
             }
             for output in out.drain(..).collect::<Vec<_>>() {
                 match output {
@@ -245,7 +252,7 @@ impl World {
                         self.in_flight[flight.pod] -= 1;
                         let client = flight.client;
                         self.done.push(flight);
-                        self.ask(client, at);
+                        asking.push((at + self.routes.share() * PAUSE, client));
                     }
                     Output::Kv { batch, .. } if self.arm == Arm::Bound => {
                         for change in batch {

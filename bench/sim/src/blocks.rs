@@ -126,14 +126,24 @@ impl Blocks {
         }
     }
 
-    /// Ends one use of a block. Unused, it goes to the end of the queue and keeps its content.
+    /// Ends one use of a block. Unused, it goes to the end of the queue and keeps its content; one that holds nothing
+    /// reusable is taken next.
     pub(crate) fn release(&mut self, block: u32) {
         let Some(b) = self.get_mut(block) else {
             return;
         };
         b.users = b.users.saturating_sub(1);
-        if b.users == 0 {
-            self.append(block);
+        match (b.users, b.key) {
+            (0, Some(_)) => self.append(block),
+            (0, None) => self.prepend(block),
+            _ => {}
+        }
+    }
+
+    /// Puts a cached block that nobody uses at the end of the queue.
+    pub(crate) fn touch(&mut self, key: u64) {
+        if let Some(block) = self.share(key) {
+            self.release(block);
         }
     }
 
@@ -193,6 +203,20 @@ impl Blocks {
             None => self.head = block,
         }
         self.tail = block;
+        self.free += 1;
+    }
+
+    fn prepend(&mut self, block: u32) {
+        let head = self.head;
+        if let Some(b) = self.get_mut(block) {
+            b.prev = NONE;
+            b.next = head;
+        }
+        match self.get_mut(head) {
+            Some(first) => first.prev = block,
+            None => self.tail = block,
+        }
+        self.head = block;
         self.free += 1;
     }
 
@@ -268,6 +292,32 @@ mod tests {
         }
         assert_eq!(pool.take().map(|t| t.1), Some(Some(3)));
         assert_eq!(pool.hits(&[0, 1, 2, 3]), (3, 3));
+    }
+
+    #[test]
+    fn a_block_without_content_is_taken_before_any_other() {
+        let mut pool = Blocks::new(3);
+        let blocks = taken(&mut pool, 3);
+        pool.commit(blocks[0], 5);
+        pool.release(blocks[0]);
+        pool.release(blocks[2]);
+        pool.release(blocks[1]);
+        let order: Vec<_> = (0..3).filter_map(|_| pool.take()).collect();
+        let expected = [(blocks[1], None), (blocks[2], None), (blocks[0], Some(5))];
+        assert_eq!(order, expected);
+        assert_eq!(pool.hits(&[5]).0, 0);
+    }
+
+    #[test]
+    fn a_touched_block_goes_to_the_end_of_the_queue() {
+        let mut pool = Blocks::new(2);
+        let blocks = taken(&mut pool, 2);
+        for &b in &blocks {
+            pool.commit(b, u64::from(b));
+            pool.release(b);
+        }
+        pool.touch(u64::from(blocks[0]));
+        assert_eq!(pool.take().map(|t| t.0), Some(blocks[1]));
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub(crate) struct Job {
     pub(crate) extra: SmallVec<[u32; 4]>,
     /// How many of its blocks are known to others.
     pub(crate) committed: u32,
+    /// Whether its state was offered to others.
+    pub(crate) saved: bool,
     /// Tokens in the step that is under way.
     pub(crate) step: u32,
     /// Its client left: it goes when the step ends.

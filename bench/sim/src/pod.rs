@@ -77,6 +77,18 @@ enum Cache {
 /// The id of the request that [`Pod::ttft`] adds.
 const PROBE: u64 = u64::MAX;
 
+/// Keys of states have this bit, keys of blocks do not.
+const STATE: u64 = 1;
+
+/// The key of the n-th block of the state behind the block with this key.
+fn state_key(key: u64, n: u32) -> u64 {
+    (key ^ u64::from(n + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)) | STATE
+}
+
+fn is_state(key: u64) -> bool {
+    key & STATE != 0
+}
+
 // === impl Pod ===
 
 impl Pod {
@@ -123,6 +135,7 @@ impl Pod {
             block_size: self.spec.block_size,
             kv_blocks: self.spec.kv_blocks,
             extra_blocks: self.spec.extra_blocks,
+            reserve_output: self.spec.reserve_output,
             ..spec.clone()
         });
     }
@@ -145,6 +158,7 @@ impl Pod {
             blocks: Default::default(),
             extra: Default::default(),
             committed: 0,
+            saved: false,
             step: 0,
             gone: false,
         };
@@ -359,8 +373,12 @@ impl Pod {
             if n == 0 {
                 return;
             }
-            // The whole prompt must fit, so that a prefill never starves half-way; decoding blocks come later.
-            let need = self.blocks_for(job.tokens()).saturating_sub(hits);
+            // The whole prompt must fit, so that a prefill never starves half-way.
+            let mut most = job.tokens();
+            if self.spec.reserve_output {
+                most += job.output - job.generated;
+            }
+            let need = self.blocks_for(most).saturating_sub(hits);
             if !self.has_free(need + self.spec.extra_blocks + unused) {
                 return;
             }
@@ -374,6 +392,12 @@ impl Pod {
             if let Cache::Paged(blocks) = &mut self.cache {
                 let keys = probe.keys.iter().take(hits as usize);
                 probe.blocks.extend(keys.filter_map(|k| blocks.share(*k)));
+                // The state that the hit goes on from is as recently used as its blocks.
+                if let Some(last) = hits.checked_sub(1).and_then(|h| probe.keys.get(h as usize)) {
+                    for n in 0..self.spec.extra_blocks {
+                        blocks.touch(state_key(*last, n));
+                    }
+                }
             }
             probe.committed = hits;
             probe.step = n;
@@ -439,6 +463,9 @@ impl Pod {
             job.computed += n;
             let complete = job.computed == job.tokens();
             self.commit(i);
+            if complete {
+                self.commit_state(i);
+            }
             let Some(job) = self.running.get_mut(i) else {
                 break;
             };
@@ -517,6 +544,23 @@ impl Pod {
         }
     }
 
+    /// Keeps the recurrent state at the end of a prompt's last whole block. It takes room like any cached block, once
+    /// for each request that left one; hits do not ask for it.
+    fn commit_state(&mut self, i: usize) {
+        let Some(job) = self.running.get_mut(i) else {
+            return;
+        };
+        let (Cache::Paged(blocks), Some(last)) = (&mut self.cache, job.keys.last()) else {
+            return;
+        };
+        if std::mem::replace(&mut job.saved, true) {
+            return;
+        }
+        for (n, block) in job.extra.iter().enumerate() {
+            blocks.commit(*block, state_key(*last, n as u32));
+        }
+    }
+
     fn drop_gone(&mut self) {
         let mut i = 0;
         while let Some(job) = self.running.get(i) {
@@ -570,7 +614,7 @@ impl Pod {
             return None;
         };
         let (block, evicted) = blocks.take()?;
-        if let Some(key) = evicted.filter(|_| self.only.is_none()) {
+        if let Some(key) = evicted.filter(|key| self.only.is_none() && !is_state(*key)) {
             self.changes.push(KvChange::Removed(vec![key]));
         }
         Some(block)
@@ -579,6 +623,7 @@ impl Pod {
     /// Frees a request's blocks, the last first, so that the beginning of its prompt stays longest.
     fn release(&mut self, job: &mut Job) {
         job.committed = 0;
+        job.saved = false;
         let Cache::Paged(blocks) = &mut self.cache else {
             return;
         };

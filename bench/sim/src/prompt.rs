@@ -59,7 +59,8 @@ impl Prompt {
             .map(|block| {
                 bytes.clear();
                 bytes.extend(block.iter().flat_map(|id| id.to_le_bytes()));
-                parent = XxHash3_64::oneshot_with_seed(parent, &bytes);
+                // Even: odd keys are those of recurrent states in the pool.
+                parent = XxHash3_64::oneshot_with_seed(parent, &bytes) << 1;
                 parent
             })
             .collect()

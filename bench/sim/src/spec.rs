@@ -43,9 +43,14 @@ pub struct PodSpec {
     pub block_size: u32,
     /// Blocks in the pool.
     pub kv_blocks: u32,
-    /// Blocks that a running request holds beside those of its tokens: the recurrent state of hybrid models.
+    /// Blocks that a running request holds beside those of its tokens: the recurrent state of hybrid models. The state
+    /// at the end of a prompt's last whole block stays in the cache like the block itself.
     #[serde(default)]
     pub extra_blocks: u32,
+    /// Whether admission sets room aside for the whole answer too. vLLM does so for the prompt only and preempts when
+    /// answers run out of room; the published curve under memory pressure is matched better with it.
+    #[serde(default)]
+    pub reserve_output: bool,
     /// Pauses of the whole engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hiccups: Option<Hiccups>,
