@@ -6,7 +6,6 @@ pub mod crew;
 pub mod decision;
 pub mod grid;
 pub mod index;
-pub mod load;
 pub mod overhead;
 pub mod plot;
 pub mod prediction;
@@ -15,6 +14,8 @@ pub mod stack;
 pub mod stats;
 pub mod world;
 pub mod worlds;
+
+pub use forebay_sim::load;
 
 /// The error of a benchmark that could not run.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;

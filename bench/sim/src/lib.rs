@@ -5,15 +5,18 @@
 //! says what time it is, in seconds from the run's start. Cloning one forks the world, which is how [`Pod::ttft`] knows
 //! the exact time to first token that a request would see.
 //!
-//! The numbers of a pod are in a [`PodSpec`]; `pods.yaml` holds the kinds that come with the crate.
+//! The numbers of a pod are in a [`PodSpec`]; `pods.yaml` holds the kinds that come with the crate. What clients of the
+//! published experiment send is in [`load`], and its statistics are in [`stats`].
 
 mod blocks;
 mod dice;
 mod job;
+pub mod load;
 mod output;
 mod pod;
 mod prompt;
 mod spec;
+pub mod stats;
 
 pub use self::{
     dice::Dice,
