@@ -238,7 +238,7 @@ impl World {
                 let (_, client) = asking.remove(i);
                 self.ask(client, now);
             }
-            for output in out.drain(..).collect::<Vec<_>>() {
+            for output in std::mem::take(&mut out) {
                 match output {
                     Output::FirstToken { id, at } => {
                         if let Some(f) = self.flights.get_mut(&id) {

@@ -6,7 +6,8 @@
 //! the exact time to first token that a request would see.
 //!
 //! The numbers of a pod are in a [`PodSpec`]; `pods.yaml` holds the kinds that come with the crate. What clients of the
-//! published experiment send is in [`load`], and its statistics are in [`stats`].
+//! published experiment send is in [`load`], and its statistics are in [`stats`]. The module `server` (feature `server`)
+//! puts a pod behind the HTTP API and the KV events of vLLM, over sockets or in memory.
 
 mod blocks;
 mod dice;
@@ -15,8 +16,12 @@ pub mod load;
 mod output;
 mod pod;
 mod prompt;
+#[cfg(feature = "server")]
+pub mod server;
 mod spec;
 pub mod stats;
+pub mod tokenizer;
+mod words;
 
 pub use self::{
     dice::Dice,
@@ -24,4 +29,5 @@ pub use self::{
     pod::{Arrival, Load, Pod},
     prompt::Prompt,
     spec::{Hiccups, PodSpec, SpecError},
+    words::Words,
 };
