@@ -3,6 +3,7 @@
 use super::{Fleet, Pooled, PooledParams, Probe, Request, World};
 use forebay_sim::{KvChange, Load};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use std::collections::HashMap;
 use tower_ttft::policy::Routing;
 
 /// How requests are routed.
@@ -65,11 +66,18 @@ pub trait Router {
     }
 }
 
-/// A router that needs no memory of its own but a turn.
+/// A router that knows pods and its own requests. As with the shipped ones there may be several proxies of it, and traffic that
+/// goes past them.
 struct Simple {
     arm: Arm,
     turn: usize,
     rng: StdRng,
+    bypass: f64,
+    proxies: usize,
+    /// Requests in flight of each proxy at each pod.
+    open: HashMap<(usize, usize), u32>,
+    /// Where each of them is, by request.
+    went: HashMap<u64, (usize, usize)>,
 }
 
 // === impl Arm ===
@@ -142,6 +150,10 @@ impl Arm {
                 arm: self,
                 turn: 0,
                 rng: StdRng::seed_from_u64(world.seed ^ 0x726f_7574_6572),
+                bypass: world.bypass,
+                proxies: world.proxies.max(1),
+                open: HashMap::new(),
+                went: HashMap::new(),
             }),
         }
     }
@@ -164,20 +176,44 @@ impl Router for Simple {
     fn route(&mut self, now: f64, request: &Request, fleet: &Fleet) -> (usize, Option<Probe>) {
         let pods: Vec<usize> = fleet.joined().collect();
         let nth = |n: usize| pods.get(n % pods.len().max(1)).copied().unwrap_or(0);
+        if self.bypass > 0.0 && self.rng.random_bool(self.bypass) {
+            return (nth(self.rng.random_range(0..pods.len().max(1))), None);
+        }
+        let proxy = match self.proxies {
+            1 => 0,
+            n => self.rng.random_range(0..n),
+        };
+        let open: Vec<f64> = (0..fleet.pods().len())
+            .map(|i| self.open.get(&(proxy, i)).map_or(0.0, |n| f64::from(*n)))
+            .collect();
+        let open = |i: usize| open.get(i).copied().unwrap_or(0.0);
         let pod = match self.arm {
             Arm::RoundRobin => {
                 self.turn += 1;
                 nth(self.turn)
             }
             Arm::Static => nth(request.sent.chat.group as usize),
-            Arm::LeastRequests => self.cheapest(fleet, |i| f64::from(fleet.open(i))),
+            Arm::LeastRequests => self.cheapest(fleet, open),
             Arm::PrefixOnly => self.cheapest(fleet, |i| {
                 // More than any number of requests.
-                f64::from(fleet.open(i)) - 1e6 * f64::from(fleet.cached(i, &request.prompt))
+                open(i) - 1e6 * f64::from(fleet.cached(i, &request.prompt))
             }),
             Arm::Exact | Arm::Bound => self.cheapest(fleet, |i| fleet.ttft(i, now, request)),
             _ => nth(self.rng.random_range(0..pods.len().max(1))),
         };
+        *self.open.entry((proxy, pod)).or_default() += 1;
+        self.went.insert(request.sent.id, (proxy, pod));
         (pod, None)
+    }
+
+    fn done(&mut self, now: f64, request: &Request, _: u32, _: u32) {
+        self.failed(now, request.sent.id);
+    }
+
+    fn failed(&mut self, _: f64, id: u64) {
+        let there = self.went.remove(&id);
+        if let Some(n) = there.and_then(|there| self.open.get_mut(&there)) {
+            *n = n.saturating_sub(1);
+        }
     }
 }

@@ -82,11 +82,6 @@ impl Fleet {
         joined.filter(|(_, is)| **is).map(|(i, _)| i)
     }
 
-    /// Requests in flight at a pod.
-    pub fn open(&self, pod: usize) -> u32 {
-        self.open.get(pod).map_or(0, |(all, _)| *all)
-    }
-
     /// Requests at a pod that wait for their first token.
     pub fn before_first_token(&self, pod: usize) -> u32 {
         self.open
