@@ -53,6 +53,8 @@ pub struct EndpointLoad {
     /// Sum of the computed tokens above: what this proxy added to the endpoint's live KV.
     fresh: u64,
     report: Option<Seen>,
+    /// Prefill seconds, their number and computed tokens, when last a request had its first token.
+    prefilled: Option<(f64, u64, u64)>,
     /// Mean seconds from first token to end, of answers that completed.
     decode: Option<f64>,
     /// The last time a first token came, for the progress of what is at the head.
@@ -150,24 +152,9 @@ impl EndpointLoad {
         }
     }
 
-    /// Takes a report; says what the engine computed since the one before, where both tell.
+    /// Takes a report; says what the engine computed since the last one that did, where reports tell.
     pub fn report(&mut self, report: LoadReport) -> Option<EnginePrefill> {
-        let since = self.report.as_ref().and_then(|seen| {
-            let (seconds0, n0) = seen.report.prefill_seconds?;
-            let (seconds1, n1) = report.prefill_seconds?;
-            let tokens = report
-                .prefilled_tokens?
-                .checked_sub(seen.report.prefilled_tokens?)?;
-            let requests = n1.checked_sub(n0)?;
-            let seconds = seconds1 - seconds0;
-            (seconds > 0.0 && seconds.is_finite() && tokens > 0 && requests > 0).then_some(
-                EnginePrefill {
-                    seconds,
-                    tokens,
-                    requests,
-                },
-            )
-        });
+        let since = self.prefill_of(&report);
         self.report = Some(Seen {
             booked: self.booked.len() as u32,
             running: self.running.len() as u32,
@@ -175,6 +162,37 @@ impl EndpointLoad {
             report,
         });
         since
+    }
+
+    /// Seconds count when a request has its first token, tokens perhaps while they are computed: only from one first token to
+    /// the next do both speak of the same work.
+    fn prefill_of(&mut self, report: &LoadReport) -> Option<EnginePrefill> {
+        let (Some((seconds, n)), Some(tokens)) = (report.prefill_seconds, report.prefilled_tokens)
+        else {
+            self.prefilled = None;
+            return None;
+        };
+        let now = (seconds, n, tokens);
+        let Some((seconds0, n0, tokens0)) = self.prefilled else {
+            self.prefilled = Some(now);
+            return None;
+        };
+        let (Some(requests), Some(tokens)) = (n.checked_sub(n0), tokens.checked_sub(tokens0))
+        else {
+            // Another process counts.
+            self.prefilled = Some(now);
+            return None;
+        };
+        if requests == 0 {
+            return None;
+        }
+        self.prefilled = Some(now);
+        let seconds = seconds - seconds0;
+        (seconds > 0.0 && seconds.is_finite() && tokens > 0).then_some(EnginePrefill {
+            seconds,
+            tokens,
+            requests,
+        })
     }
 
     /// Forgets the report: the process that sent it is gone or silent.
@@ -438,6 +456,16 @@ mod tests {
                 seconds: 2.0,
                 tokens: 4000,
                 requests: 2
+            })
+        );
+        // Tokens of a long prompt, which had no first token yet, are told with it.
+        assert_eq!(load.report(with(7000, 3.0, 5)), None);
+        assert_eq!(
+            load.report(with(9000, 5.0, 6)),
+            Some(EnginePrefill {
+                seconds: 2.0,
+                tokens: 4000,
+                requests: 1
             })
         );
         // Counters that went backwards: another process.
