@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep};
 
 /// Turns of a conversation.
 const TURNS: usize = 8;
-/// The turn before which one engine restarts.
+/// The turn for which one engine is away.
 const RESTART: usize = 4;
 /// Of turns 2 to 8, this share must go where most of their prompt is cached.
 const FOLLOWED: f64 = 0.95;
@@ -132,33 +132,44 @@ async fn converse(
         .map(|_| vec![json!({"role": "system", "content": system})])
         .collect();
     let mut followed = Followed::default();
+    // One engine is away for a whole turn: whoever goes on with its conversations has them from then on. For the hash it is
+    // the engine that most conversations belong to.
+    let first: Vec<String> = (0..count).map(|_| text(&mut rng, 60)).collect();
+    let away = match arm {
+        Arm::Hash if 2 * first.iter().filter(|f| hashed(f) == 1).count() > count => 1,
+        _ => 0,
+    };
+    let home = &pair[1 - away];
     for turn in 1..=TURNS {
-        if restart && turn == RESTART {
-            pair[0].restart().await?;
-            taps[0] = Tap::recorder(&lab.paths, &pair[0]).await?;
-            gateway.ready().await?;
+        let down = restart && turn == RESTART;
+        if down {
+            pair[away].kill().await?;
         }
         for (i, chat) in chats.iter_mut().enumerate() {
-            chat.push(json!({"role": "user", "content": text(&mut rng, 60)}));
+            let content = if turn == 1 {
+                first[i].clone()
+            } else {
+                text(&mut rng, 60)
+            };
+            chat.push(json!({"role": "user", "content": content}));
             let body =
                 json!({"model": MODEL, "messages": chat, "max_tokens": 12, "temperature": 0});
-            let ids = pair[1]
+            let ids = home
                 .tokenize(&json!({"model": MODEL, "messages": chat}))
                 .await?;
-            for tap in &taps {
+            let mut held = [0; 2];
+            for (e, tap) in taps.iter().enumerate().filter(|(e, _)| !down || *e != away) {
                 tap.settle(Duration::from_millis(60)).await;
+                held[e] = tap.with(|r| Cache::after(&r.batches).cached(&ids, None));
             }
-            let held: Vec<usize> = taps
-                .iter()
-                .map(|tap| tap.with(|r| Cache::after(&r.batches).cached(&ids, None)))
-                .collect();
             let id = format!("c{turn}-{i}-{:08x}", rng.random::<u32>());
             let (engine, reply) = match arm {
                 Arm::Gateway(_) => through(&gateway, &id, &body).await?,
                 Arm::Hash => {
-                    let mut hasher = DefaultHasher::new();
-                    chat[1]["content"].as_str().hash(&mut hasher);
-                    let engine = &pair[(hasher.finish() % 2) as usize];
+                    let engine = match hashed(&first[i]) {
+                        e if down && e == away => home,
+                        e => &pair[e],
+                    };
                     let reply = Request::post(engine.authority(), "/v1/chat/completions", &body)
                         .json()
                         .await?;
@@ -185,10 +196,23 @@ async fn converse(
                 .to_owned();
             chat.push(json!({"role": "assistant", "content": answer}));
         }
+        if down {
+            pair[away].respawn().await?;
+            pair[away].ready().await?;
+            taps[away] = Tap::recorder(&lab.paths, &pair[away]).await?;
+            gateway.ready().await?;
+        }
     }
     gateway.check().await?;
     ensure!(followed.cached > 0, "nothing was ever cached");
     Ok(followed)
+}
+
+/// The engine that the hash of a text names.
+fn hashed(text: &str) -> usize {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    (hasher.finish() % 2) as usize
 }
 
 /// Sends a chat through the gateway; the engine's `host:port` and the answer.

@@ -26,7 +26,8 @@ const TRIED: u64 = 5;
 const OPTIMISM: f64 = 0.8;
 
 /// Where all are equally cold, an idle endpoint looks a half better for so many choices per endpoint that passed it over:
-/// what is known of it ages, and whoever is never chosen never corrects what is thought of it.
+/// what is known of it ages, and whoever is never chosen never corrects what is thought of it. A newcomer's
+/// few answers age four times as fast.
 const PASSED_OVER: f64 = 8.0;
 
 /// But no better than this: one that is three times as slow is not tried again and again.
@@ -275,7 +276,7 @@ impl Choice {
         let booked = state.load.ahead(now);
         let ahead: f64 = booked
             .iter()
-            .map(|(u, c, left)| self.model.shape(*u, *c) * left)
+            .map(|(u, c, left)| self.model.shape(member.slot, *u, *c, now) * left)
             .sum();
         r.inputs = Inputs {
             tokens: n,
@@ -443,7 +444,12 @@ fn contend(running: &mut [Running<'_>], tokens: u32) {
         let untried = if newcomer { OPTIMISM } else { 1.0 };
         let aged = if cold && r.picks > 0 && r.view.booked == 0 {
             let passed = latest.saturating_sub(r.last) as f64 / count;
-            (1.0 / (1.0 + passed / PASSED_OVER)).max(CURIOSITY)
+            let patience = if newcomer {
+                PASSED_OVER / 4.0
+            } else {
+                PASSED_OVER
+            };
+            (1.0 / (1.0 + passed / patience)).max(CURIOSITY)
         } else {
             1.0
         };

@@ -5,22 +5,20 @@
 //! shape(u, c) = u + κ·u·(c + u/2)            tokens: linear work plus attention over what lies before
 //! ```
 //!
-//! The shape is physics and has no constant of any one machine: `c₀` is a neutral number of seconds per token, and **one
-//! gain per endpoint** is learned on top of it, in the log domain, with a step from 1/n down to 0.04. A freer
-//! regression has the smaller error and the worse ranking, because routing starves it of data. What all endpoints of
-//! a model share is learned in common and slowly: `κ` and `κ_d`. Each endpoint has a `base` of its own (half a step,
-//! network, fixed costs) and a `frontend` rate (engines tokenize again: 0.01 to 2 µs a byte).
+//! The shape is physics and has no constant of any one machine: `c₀` is a neutral number of seconds per token. Four numbers
+//! per endpoint are learned by a Kalman filter (see `filter`): its `gain` and κ, its `base` (half a step, network, fixed
+//! costs) and its `frontend` rate (engines tokenize again: 0.01 to 2 µs a byte). Each answer moves each of them by as much
+//! as it can have been at fault, and what no answer tells apart stays where the prior has it: a free regression has the
+//! smaller error and the worse ranking, because routing starves it of data. `κ_d` is learned in common, and slowly.
 //!
-//! A sample trains only what it can tell: requests that compute a lot train the gain, those that compute little train
-//! base and frontend. An endpoint that has no samples borrows: from peers with the same GPU label, from the prefill time
-//! that the engine itself reports, from the rest of the pool, in this order.
+//! An endpoint that has no samples borrows: the gain from peers with the same GPU label, from the prefill time that the
+//! engine itself reports, from the rest of the pool, in this order; the other numbers from the rest of the pool.
 //!
 //! The predictor says how wrong it has been, per regime, and whether to trust it. It has no clock and no randomness of
 //! its own.
 
 mod accuracy;
-mod fixed;
-mod gain;
+mod filter;
 mod model;
 #[cfg(test)]
 mod tests;

@@ -1,29 +1,27 @@
 use super::{
     Prediction, Terms,
     accuracy::{Accuracy, Regime, RegimeError},
-    fixed::{Costs, FRONTEND_BYTES, Fixed},
-    gain::{Gain, MAX_LOG},
+    filter::{Costs, Filter, MAX_LOG, NEUTRAL, Parts, Prior, Work},
     seconds,
 };
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Seconds per token that no machine is far from on a log scale: a small CPU model takes four times as long, a large GPU
-/// a fifth.
-const NEUTRAL: f64 = 1e-4;
-/// Requests that compute at least this many tokens train the gain.
-const CLEAN: u32 = 512;
-/// Attention relative to the linear work, per token of context.
-const ATTENTION: Shared = Shared::new(3e-5, 1e-6, 3e-3);
+/// What an engine says of its own prefill counts from so many tokens on.
+const CLEAN: u64 = 512;
 /// Slowdown per running decode.
 const DECODES: Shared = Shared::new(0.01, 1e-4, 0.2);
+/// How far the log gains of peers with one label, of what an engine says of itself, and of any endpoints of one pool are
+/// usually apart: standard deviations.
+const PEERS: f64 = 0.3;
+const ENGINE: f64 = 0.5;
+const POOL: f64 = 0.7;
 
 /// Predicts and learns, for all endpoints of one model.
 #[derive(Clone, Debug)]
 pub struct TtftModel {
     endpoints: Vec<Option<EndpointModel>>,
     known: Known,
-    attention: Shared,
     decodes: Shared,
     accuracy: Accuracy,
 }
@@ -54,10 +52,9 @@ pub struct Inputs {
 #[derive(Clone, Debug)]
 struct EndpointModel {
     gpu: Option<Arc<str>>,
-    gain: Gain,
+    filter: Filter,
     /// The log gain that the engine's own prefill time suggests.
     engine: Option<f64>,
-    fixed: Fixed,
 }
 
 /// What endpoints have learned, summed up, so that a prediction need not look at all of them.
@@ -66,6 +63,7 @@ struct Known {
     gain: Sum,
     base: Sum,
     frontend: Sum,
+    attention: Sum,
     by_gpu: Vec<(Arc<str>, Sum)>,
 }
 
@@ -86,15 +84,6 @@ struct Shared {
     samples: f64,
 }
 
-/// The parts of a prediction, before they are durations.
-struct Parts {
-    terms: Terms,
-    ttft: f64,
-    own: f64,
-    log_gain: f64,
-    borrowed: bool,
-}
-
 // === impl TtftModel ===
 
 impl Default for TtftModel {
@@ -102,7 +91,6 @@ impl Default for TtftModel {
         Self {
             endpoints: Vec::new(),
             known: Known::default(),
-            attention: ATTENTION,
             decodes: DECODES,
             accuracy: Accuracy::default(),
         }
@@ -114,9 +102,8 @@ impl TtftModel {
     pub fn add(&mut self, gpu: Option<Arc<str>>) -> Slot {
         let endpoint = EndpointModel {
             gpu,
-            gain: Gain::default(),
+            filter: Filter::default(),
             engine: None,
-            fixed: Fixed::default(),
         };
         match self.endpoints.iter_mut().position(|e| e.is_none()) {
             Some(free) => {
@@ -148,25 +135,25 @@ impl TtftModel {
         self.sum_up();
     }
 
-    /// The work of computing `uncached` tokens behind `cached` ones, in tokens.
-    pub fn shape(&self, uncached: u32, cached: u32) -> f64 {
+    /// The work of computing `uncached` tokens behind `cached` ones at an endpoint, in tokens.
+    pub fn shape(&self, slot: Slot, uncached: u32, cached: u32, now: Instant) -> f64 {
         let (u, c) = (f64::from(uncached), f64::from(cached));
-        u + self.attention.value * u * (c + u / 2.0)
+        self.costs(slot, now).shape(u, u * (c + u / 2.0))
     }
 
-    /// Samples that an endpoint has trained its gain with.
+    /// Answers that an endpoint has learned from.
     pub fn samples(&self, slot: Slot) -> u64 {
-        self.get(slot).map_or(0, |e| e.gain.samples())
+        self.get(slot).map_or(0, |e| e.filter.samples())
     }
 
     /// Seconds per token that an endpoint is thought to take, idle and without context.
     pub fn seconds_per_token(&self, slot: Slot, now: Instant) -> f64 {
-        NEUTRAL * self.log_gain(slot, now).0.exp()
+        NEUTRAL * self.costs(slot, now).gain.exp()
     }
 
     /// Changes of an endpoint's speed that were detected.
     pub fn changes(&self, slot: Slot) -> u64 {
-        self.get(slot).map_or(0, |e| e.gain.changes())
+        self.get(slot).map_or(0, |e| e.filter.changes())
     }
 
     /// How predictions went, per regime.
@@ -178,7 +165,7 @@ impl TtftModel {
     /// overlap, so this is an upper bound, good for a start.
     pub fn engine_prefill(&mut self, slot: Slot, seconds: f64, tokens: u64) {
         let log = (seconds / tokens as f64 / NEUTRAL).ln();
-        if tokens >= u64::from(CLEAN)
+        if tokens >= CLEAN
             && log.is_finite()
             && let Some(e) = self.get_mut(slot)
         {
@@ -189,17 +176,19 @@ impl TtftModel {
 
     /// The prediction for an endpoint.
     pub fn predict(&self, slot: Slot, inputs: &Inputs, now: Instant) -> Prediction {
-        let parts = self.parts(slot, inputs, now);
-        let regime = Self::regime(inputs, &parts.terms, parts.ttft);
+        let work = self.work(inputs);
+        let parts = self.costs(slot, now).parts(&work);
+        let (terms, ttft) = (terms(&parts, &work), parts.ttft());
+        let regime = Self::regime(inputs, &terms, ttft);
         let (p50, p90) = self.accuracy.spread(regime);
         Prediction {
-            ttft: seconds(parts.ttft),
-            own: seconds(parts.own),
-            terms: parts.terms,
+            ttft: seconds(ttft),
+            own: seconds(parts.prefill()),
+            terms,
             error: self.accuracy.error(regime),
-            trusted: parts.ttft.is_finite() && self.accuracy.trusted(regime),
-            p50: seconds(parts.ttft * p50),
-            p90: seconds(parts.ttft * p90),
+            trusted: ttft.is_finite() && self.accuracy.trusted(regime),
+            p50: seconds(ttft * p50),
+            p90: seconds(ttft * p90),
         }
     }
 
@@ -224,115 +213,97 @@ impl TtftModel {
         self.accuracy
             .record(regime, predicted.ttft.as_secs_f64(), actual);
 
-        let parts = self.parts(slot, inputs, now);
-        let uncached = inputs.tokens.saturating_sub(inputs.cached);
-        let own = self.shape(uncached, inputs.cached);
-        let work = own + inputs.ahead + inputs.others;
-        let fixed = parts.terms.frontend + parts.terms.base + parts.terms.slot;
-        if uncached >= CLEAN || (parts.terms.backlog > 0.5 * parts.ttft && inputs.others == 0.0) {
-            let per_token = NEUTRAL * parts.log_gain.exp() * parts.terms.slowdown;
-            let spent = (actual - fixed).max(0.1 * actual);
-            let residual = (spent / (work * per_token)).ln();
-            // Own prefill is known exactly, what is ahead less so, and what base and frontend take is not prefill.
-            let weight =
-                (own / work).clamp(0.1, 1.0) * (work * per_token / parts.ttft).clamp(0.1, 1.0);
-            if let Some(e) = self.get_mut(slot) {
-                e.gain
-                    .learn(residual, weight, parts.log_gain, parts.borrowed, now);
-            }
-            if own > 0.5 * work && !parts.borrowed {
-                self.learn_shared(inputs, residual);
-            }
-        } else if parts.terms.backlog < 0.25 * parts.ttft {
-            let computed = parts.terms.backlog + parts.terms.prefill + parts.terms.slot;
-            let others = self.other_costs(slot);
-            if let Some(e) = self.get_mut(slot) {
-                let bytes = f64::from(inputs.bytes);
-                e.fixed.learn(bytes, actual - computed, actual, others);
-            }
+        let work = self.work(inputs);
+        let parts = self.costs(slot, now).parts(&work);
+        let prior = self.prior(slot);
+        // No answer takes a month; larger numbers would only lose digits.
+        let actual = actual.min(2.6e6);
+        if let Some(e) = self.get_mut(slot) {
+            e.filter.learn(&work, actual, &prior, now);
+        }
+        if parts.prefill() > 0.5 * parts.ttft() && self.samples(slot) > 3 {
+            self.learn_decodes(inputs, (actual / parts.ttft()).ln());
         }
         self.sum_up();
     }
 
-    /// Residuals that grow with the share of attention, or of running decodes, say that it is priced too low.
-    fn learn_shared(&mut self, inputs: &Inputs, residual: f64) {
-        let uncached = f64::from(inputs.tokens.saturating_sub(inputs.cached));
-        let context = f64::from(inputs.cached) + uncached / 2.0;
-        let residual = residual.clamp(-1.0, 1.0);
-        let a = self.attention.value * context;
-        self.attention.learn(residual, a / (1.0 + a));
+    /// Residuals that grow with the share of running decodes say that these are priced too low.
+    fn learn_decodes(&mut self, inputs: &Inputs, residual: f64) {
         let d = self.decodes.value * inputs.running;
-        self.decodes.learn(residual, d / (1.0 + d));
+        self.decodes.learn(residual.clamp(-1.0, 1.0), d / (1.0 + d));
     }
 
-    fn parts(&self, slot: Slot, inputs: &Inputs, now: Instant) -> Parts {
-        let (log_gain, borrowed) = self.log_gain(slot, now);
-        let fixed = self.costs(slot);
-        let uncached = inputs.tokens.saturating_sub(inputs.cached);
-        let per_token = NEUTRAL * log_gain.exp();
-        let slowdown = 1.0 + self.decodes.value * inputs.running.max(0.0);
-        let terms = Terms {
-            frontend: fixed.frontend * f64::from(inputs.bytes) / FRONTEND_BYTES,
-            base: fixed.base,
-            backlog: (inputs.ahead + inputs.others) * per_token * slowdown,
-            prefill: self.shape(uncached, inputs.cached) * per_token * slowdown,
+    fn work(&self, inputs: &Inputs) -> Work {
+        let u = f64::from(inputs.tokens.saturating_sub(inputs.cached));
+        Work {
+            bytes: f64::from(inputs.bytes),
+            uncached: u,
+            context: u * (f64::from(inputs.cached) + u / 2.0),
+            ahead: inputs.ahead,
+            others: inputs.others,
+            slowdown: 1.0 + self.decodes.value * inputs.running.max(0.0),
             slot: inputs.slot,
-            slowdown,
-        };
-        Parts {
-            ttft: terms.frontend + terms.base + terms.backlog + terms.prefill + terms.slot,
-            own: terms.prefill,
-            terms,
-            log_gain,
-            borrowed,
         }
     }
 
-    fn costs(&self, slot: Slot) -> Costs {
-        let own = self.get(slot).map(|e| e.fixed).unwrap_or_default();
-        own.costs(self.other_costs(slot))
+    fn costs(&self, slot: Slot, now: Instant) -> Costs {
+        match self.get(slot) {
+            Some(e) => e.filter.costs(&self.prior(slot), now),
+            None => Costs::default(),
+        }
     }
 
-    /// What the others have learned, on average.
-    fn other_costs(&self, slot: Slot) -> Option<Costs> {
-        let own = self.get(slot).and_then(|e| e.fixed.own());
-        Some(Costs {
-            base: self.known.base.without(own.map(|o| o.base))?,
-            frontend: self.known.frontend.without(own.map(|o| o.frontend))?,
-        })
-    }
-
-    /// The log gain in use, and whether it is wholly borrowed: from peers with the same label, from what the engine says
-    /// of itself, from all others.
-    fn log_gain(&self, slot: Slot, now: Instant) -> (f64, bool) {
+    /// What an endpoint borrows: the gain from peers with the same label, from what the engine says of itself, from all
+    /// others; the rest from all others.
+    fn prior(&self, slot: Slot) -> Prior {
+        let mut prior = Prior::default();
         let Some(e) = self.get(slot) else {
-            return (0.0, false);
+            return prior;
         };
-        let own = e.gain.own();
+        let own = e.filter.own();
+        let gain = own.map(|o| o.gain);
         let peers = e.gpu.as_ref().and_then(|gpu| {
             let (_, sum) = self.known.by_gpu.iter().find(|(g, _)| g == gpu)?;
-            sum.without(own)
+            sum.without(gain)
         });
-        let others = peers.or(e.engine).or_else(|| self.known.gain.without(own));
-        (e.gain.log(others, now), own.is_none() && others.is_some())
+        let lent = peers
+            .map(|log| (log, PEERS))
+            .or_else(|| Some((e.engine?, ENGINE)))
+            .or_else(|| Some((self.known.gain.without(gain)?, POOL)));
+        if let Some((log, spread)) = lent {
+            (prior.costs.gain, prior.gain_variance) = (log, spread * spread);
+        }
+        if let Some(base) = self.known.base.without(own.map(|o| o.base)) {
+            prior.borrowed = true;
+            prior.costs.base = base;
+        }
+        if let Some(frontend) = self.known.frontend.without(own.map(|o| o.frontend)) {
+            prior.costs.frontend = frontend;
+        }
+        if let Some(attention) = self.known.attention.without(own.map(|o| o.attention)) {
+            prior.costs.attention = attention;
+        }
+        prior
     }
 
     /// Sums up anew, after something was learned or the set changed. Sums that are only added to would drift.
     fn sum_up(&mut self) {
         let mut known = Known::default();
         for e in self.endpoints.iter().flatten() {
-            let fixed = e.fixed.own();
-            known.base.add(fixed.map(|f| f.base));
-            known.frontend.add(fixed.map(|f| f.frontend));
-            known.gain.add(e.gain.own());
+            let own = e.filter.own();
+            let gain = own.map(|o| o.gain);
+            known.base.add(own.map(|o| o.base));
+            known.frontend.add(own.map(|o| o.frontend));
+            known.attention.add(own.map(|o| o.attention));
+            known.gain.add(gain);
             let Some(gpu) = &e.gpu else {
                 continue;
             };
             match known.by_gpu.iter_mut().find(|(g, _)| g == gpu) {
-                Some((_, sum)) => sum.add(e.gain.own()),
+                Some((_, sum)) => sum.add(gain),
                 None => {
                     let mut sum = Sum::default();
-                    sum.add(e.gain.own());
+                    sum.add(gain);
                     known.by_gpu.push((gpu.clone(), sum));
                 }
             }
@@ -355,6 +326,17 @@ impl TtftModel {
 
     fn get_mut(&mut self, slot: Slot) -> Option<&mut EndpointModel> {
         self.endpoints.get_mut(slot.0)?.as_mut()
+    }
+}
+
+fn terms(parts: &Parts, work: &Work) -> Terms {
+    Terms {
+        frontend: parts.frontend,
+        base: parts.base,
+        backlog: parts.backlog(),
+        prefill: parts.prefill(),
+        slot: parts.slot,
+        slowdown: work.slowdown,
     }
 }
 

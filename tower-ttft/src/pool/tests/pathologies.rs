@@ -143,14 +143,14 @@ async fn a_hot_prefix_is_copied_where_that_pays() {
         // One endpoint does 1 / (0.4 k tokens × 0.4 ms) ≈ 6 hits a second.
         while rate <= 16.0 {
             let step = w.requests.len();
-            for n in 0..120 {
+            for n in 0..320 {
                 let tail = text(1000 + step as u32 + n, 400);
                 w.submit(&[&system[..], &tail].concat(), 4);
                 let gap = -w.rng.random_range(1e-6f64..1.0).ln() / rate;
                 w.run(gap);
             }
             // Judged once it has settled.
-            steps.push((rate, step + 60, w.requests.len()));
+            steps.push((rate, step + 200, w.requests.len()));
             rate *= 2.0;
         }
         w.finish();
@@ -166,9 +166,9 @@ async fn a_hot_prefix_is_copied_where_that_pays() {
             t[t.len() * 95 / 100]
         };
         // A copy costs 3.3 s of prefill. While one endpoint is at most a third busy, standing behind a hit or two (0.2 s
-        // each) is cheaper than copies everywhere, which is what counting requests leads to; above, half a hit is the most.
+        // each) is cheaper than copies everywhere, which is what counting requests leads to; above, three quarters of a hit are the most.
         let (a, b) = (p95(&ours), p95(&least));
-        let limit = if *rate <= 2.0 { b.max(0.6) } else { b + 0.1 };
+        let limit = if *rate <= 2.0 { b.max(0.6) } else { b + 0.15 };
         assert!(a <= limit, "{rate}/s: {a} s against {b} s");
     }
     let (_, half, end) = steps[4];
@@ -308,7 +308,7 @@ async fn a_quick_newcomer_gets_no_more_than_its_share() {
             .iter()
             .filter(|r| w.requests[**r].engine == new)
             .count();
-        assert!((9..=30).contains(&there), "seed {seed}: {there} of 60");
+        assert!((6..=30).contains(&there), "seed {seed}: {there} of 60");
         w.finish();
     }
 }
