@@ -211,6 +211,7 @@ impl Router for Pooled {
                 tokens: request.tokens(),
                 ids: None,
                 bytes: request.prompt.bytes(),
+                whole_text: false,
                 source: Source::Local,
             },
             stream: true,

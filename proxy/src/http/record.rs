@@ -2,12 +2,13 @@
 
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelValue;
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tower_ttft::{
     endpoint::EndpointId,
     observe::{End, Observer, Usage},
     peek::Api,
+    prompt::{Encode, Prompt},
 };
 
 /// The notes on one request. Clones are the same notes; an extension of the request.
@@ -31,10 +32,19 @@ pub struct Notes {
     pub first_token: Option<Duration>,
     /// What the engine counted.
     pub usage: Option<Usage>,
+    /// What its token count teaches, if anything.
+    pub lesson: Option<Lesson>,
     /// How often it was tried again elsewhere.
     pub retries: u32,
     /// How it ended, once something other than the body's end says so.
     pub outcome: Option<Outcome>,
+}
+
+/// Bytes of text whose tokens an engine counts, and who learns from it.
+#[derive(Clone)]
+pub struct Lesson {
+    encoder: Arc<dyn Encode>,
+    bytes: u32,
 }
 
 /// How a request ended.
@@ -72,6 +82,7 @@ impl Record {
             started: Instant::now(),
             first_token: None,
             usage: None,
+            lesson: None,
             retries: 0,
             outcome: None,
         })))
@@ -98,6 +109,31 @@ impl Record {
     /// It ended like this. What was noted first is the reason, the rest follows from it.
     pub fn outcome(&self, outcome: Outcome) {
         self.note(|notes| *notes.outcome.get_or_insert(outcome));
+    }
+}
+
+// === impl Lesson ===
+
+impl Lesson {
+    /// What a prompt that `encoder` made will teach it, once an engine has counted its tokens.
+    pub fn of(encoder: &Arc<dyn Encode>, prompt: &Prompt) -> Option<Self> {
+        prompt.is_lesson().then(|| Self {
+            encoder: encoder.clone(),
+            bytes: prompt.bytes,
+        })
+    }
+
+    /// An engine counted.
+    pub fn learn(&self, usage: Usage) {
+        self.encoder.learn(self.bytes, usage.prompt_tokens);
+    }
+}
+
+impl fmt::Debug for Lesson {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lesson")
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
     }
 }
 

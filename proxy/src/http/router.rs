@@ -7,7 +7,7 @@ use super::{
     hold::Hold,
     models::{ModelPool, ModelTarget},
     path::Route,
-    record::{Outcome, Record},
+    record::{Lesson, Outcome, Record},
     reply::Reply,
     rescue::{Rescued, no_endpoint, rescue},
     retry::Retry,
@@ -112,7 +112,10 @@ impl Inner {
             }
         };
         let prompt = if inference {
-            pool.encoder().encode(&read).await
+            let encoder = pool.encoder();
+            let prompt = encoder.encode(&read).await;
+            record.note(|n| n.lesson = Lesson::of(&encoder, &prompt));
+            prompt
         } else if is_ready(&pool) {
             nothing()
         } else {
@@ -207,6 +210,7 @@ fn nothing() -> Prompt {
         tokens: 0,
         ids: None,
         bytes: 0,
+        whole_text: false,
         source: Source::Approximate(Reason::Unread),
     }
 }

@@ -162,6 +162,13 @@ impl Drop for Settlement {
                 .get_or_create(&labels)
                 .observe(ttft.as_secs_f64());
         }
+        // Once for each request, and only with the last word of an answer that came whole: a stream may correct its
+        // counts.
+        if let (Outcome::complete, Some(usage), Some(lesson)) =
+            (outcome, notes.usage, &notes.lesson)
+        {
+            lesson.learn(usage);
+        }
         let usage = notes.usage.unwrap_or_default();
         tracing::info!(
             target: "forebay::access",

@@ -23,6 +23,7 @@ fn pick(pool: &Pool, id: &str) -> Ticket {
             tokens: 100,
             ids: None,
             bytes: 400,
+            whole_text: false,
             source: Source::Approximate(Reason::NoTokenizer),
         },
         stream: true,

@@ -140,6 +140,7 @@ async fn an_endpoint_that_leaves_finishes_what_is_open() {
             tokens: 10,
             ids: None,
             bytes: 40,
+            whole_text: false,
             source: Source::Approximate(Reason::NoTokenizer),
         },
         stream: true,

@@ -13,6 +13,7 @@ mod chaos;
 mod client;
 mod failures;
 mod gone;
+mod lessons;
 mod odd;
 mod quiet;
 mod streams;

@@ -43,6 +43,7 @@ pub struct Setup {
     pub no_endpoint_wait: Duration,
     pub max_queued: usize,
     pub routing: Routing,
+    pub encoder: Arc<dyn Encode>,
 }
 
 /// Prompts of unknown tokens.
@@ -68,6 +69,7 @@ impl Setup {
             max_queued: 100,
             // Takes turns, so that tests know who is asked.
             routing: Routing::LeastLoad,
+            encoder: Arc::new(NoTokens),
         }
     }
 
@@ -99,7 +101,7 @@ impl Setup {
             let pool = Arc::new(ModelPool::new(ModelPoolParams {
                 name,
                 pool,
-                encoder: Arc::new(NoTokens),
+                encoder: self.encoder.clone(),
                 policy: self.policy.clone(),
             }));
             pools.push(pool.clone());
@@ -197,6 +199,7 @@ impl Encode for NoTokens {
             tokens: req.body.len() as u32 / 4,
             ids: None,
             bytes: req.body.len() as u32,
+            whole_text: false,
             source: Source::Approximate(Reason::NoTokenizer),
         };
         Box::pin(async move { prompt })

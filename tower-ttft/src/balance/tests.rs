@@ -96,6 +96,7 @@ fn request(n: u32) -> Request<Full<Bytes>> {
         tokens: 200,
         ids: None,
         bytes: 800,
+        whole_text: false,
         source: Source::Ids,
     });
     ext.insert(InferenceRequest {

@@ -80,6 +80,7 @@ pub(super) fn prompt(
         tokens: ratio.tokens(bytes.text, bytes.media),
         ids: None,
         bytes: u32::try_from(bytes.text).unwrap_or(u32::MAX),
+        whole_text: bytes.is_whole(),
         source: Source::Approximate(reason),
     }
 }

@@ -179,7 +179,7 @@ impl Encoder {
         }
         if req.body.len() <= self.read_inline() {
             if let Some(prompts) = read::ids(req) {
-                return Ok(self.of_ids(prompts, 0, roots, Source::Ids));
+                return Ok(self.of_ids(prompts, roots, Source::Ids));
             }
             if let Some(local) = &inner.params.local {
                 self.trusted()?;
@@ -196,9 +196,12 @@ impl Encoder {
         let remote = inner.remote.as_ref().ok_or(Reason::NoTokenizer)?;
         match remote.tokenize(req).await {
             Ok(prompt) => {
-                let text = read::bytes(req, self.read_inline()).text;
-                let text = u32::try_from(text).unwrap_or(u32::MAX);
-                Ok(self.of_ids(prompt.prompts, text, roots, prompt.source))
+                let read = read::bytes(req, self.read_inline());
+                Ok(Prompt {
+                    bytes: u32::try_from(read.text).unwrap_or(u32::MAX),
+                    whole_text: read.is_whole(),
+                    ..self.of_ids(prompt.prompts, roots, prompt.source)
+                })
             }
             Err(Missed::Nobody) => Err(Reason::NoTokenizer),
             Err(Missed::Failed) => Err(Reason::Remote),
@@ -222,7 +225,7 @@ impl Encoder {
     /// All of it for a long body, away from the caller's thread.
     fn long(&self, req: &InferenceRequest, roots: Roots) -> Result<Prompt, Reason> {
         if let Some(prompts) = read::ids(req) {
-            return Ok(self.of_ids(prompts, 0, roots, Source::Ids));
+            return Ok(self.of_ids(prompts, roots, Source::Ids));
         }
         let local = self
             .inner
@@ -234,14 +237,15 @@ impl Encoder {
         self.finish(&**local, &local.render(req)?, roots)
     }
 
-    fn of_ids(&self, prompts: Vec<Vec<u32>>, bytes: u32, roots: Roots, source: Source) -> Prompt {
+    fn of_ids(&self, prompts: Vec<Vec<u32>>, roots: Roots, source: Source) -> Prompt {
         let total: usize = prompts.iter().map(Vec::len).sum();
         let first: Arc<[u32]> = prompts.into_iter().next().unwrap_or_default().into();
         Prompt {
             chain: self.inner.params.keys.tokens(roots.tokens, &first),
             tokens: u32::try_from(total).unwrap_or(u32::MAX),
             ids: Some(first),
-            bytes,
+            bytes: 0,
+            whole_text: false,
             source,
         }
     }
@@ -322,6 +326,7 @@ impl Encoder {
             tokens: u32::try_from(total).unwrap_or(u32::MAX),
             ids: (!media).then_some(ids),
             bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
+            whole_text: !media,
             source: if media {
                 Source::Approximate(Reason::Unsupported)
             } else {
@@ -366,6 +371,10 @@ impl Encode for Encoder {
             self.inner.metrics.count(prompt.source);
             prompt
         })
+    }
+
+    fn learn(&self, bytes: u32, tokens: u32) {
+        Encoder::learn(self, bytes, tokens);
     }
 }
 

@@ -53,6 +53,9 @@ pub struct Prompt {
     pub ids: Option<Arc<[u32]>>,
     /// Bytes of text in the prompt, for the engine's frontend cost.
     pub bytes: u32,
+    /// Whether `bytes` were counted one by one and are all that the engine will read: no media, nothing that only the
+    /// engine has, nothing that it cuts off.
+    pub whole_text: bool,
     /// Where the tokens came from.
     pub source: Source,
 }
@@ -97,11 +100,20 @@ pub enum Reason {
 pub trait Encode: Send + Sync + 'static {
     /// The prompt of a request.
     fn encode<'a>(&'a self, req: &'a InferenceRequest) -> BoxFuture<'a, Prompt>;
+
+    /// An engine counted `tokens` in a prompt of `bytes` of text whose count is a lesson ([`Prompt::is_lesson`]).
+    fn learn(&self, _bytes: u32, _tokens: u32) {}
 }
 
 // === impl Prompt ===
 
 impl Prompt {
+    /// Whether an engine's count of this prompt's tokens says how many bytes a token of its model has. Prompts of the
+    /// local tokenizer do not: their bytes are those of the rendered text, and nobody has to guess their tokens.
+    pub fn is_lesson(&self) -> bool {
+        self.whole_text && !matches!(self.source, Source::Ids | Source::Local)
+    }
+
     /// Lets the length of a body that was not read stand for its text.
     fn weigh_unread(&mut self, bytes: u32) {
         self.bytes = bytes;

@@ -27,6 +27,14 @@ const QUERIES_AND_DOCUMENTS: [&str; 8] = [
     "data_2",
 ];
 
+/// Fields that make an engine read more than a request says, or less.
+const ELSEWHERE: [&str; 4] = [
+    "previous_response_id",
+    "truncate_prompt_tokens",
+    "chat_template",
+    "kv_transfer_params",
+];
+
 const DOCUMENTS: [&str; 4] = ["documents", "items", "text_2", "data_2"];
 
 /// Bytes of a prompt that are hashed, at most: two prompts that agree in so much go to the same place anyway.
@@ -42,6 +50,8 @@ pub(super) struct Bytes {
     pub(super) text: usize,
     /// Media parts.
     pub(super) media: u32,
+    /// The engine reads something else than these fields, or not all of them, or they were not parsed.
+    pub(super) partial: bool,
 }
 
 /// The prompts of a request that are token ids already.
@@ -104,8 +114,10 @@ fn id_lists(raw: &[u8]) -> Option<Vec<Vec<u32>>> {
 pub(super) fn bytes(req: &InferenceRequest, exact: usize) -> Bytes {
     let mut out = Bytes::default();
     if req.read != BodyRead::Parsed {
+        out.partial = true;
         return out;
     }
+    out.partial = ELSEWHERE.iter().any(|field| !is_null(req, field));
     let names: &[&str] = match req.api {
         Api::Chat => &["tools", "messages"],
         Api::Messages => &["tools", "system", "messages"],
@@ -139,7 +151,10 @@ pub(super) fn bytes(req: &InferenceRequest, exact: usize) -> Bytes {
                     None => query = out.text,
                 }
             }
-            None => out.estimate(raw),
+            None => {
+                out.partial = true;
+                out.estimate(raw);
+            }
         }
     }
     out
@@ -148,6 +163,11 @@ pub(super) fn bytes(req: &InferenceRequest, exact: usize) -> Bytes {
 // === impl Bytes ===
 
 impl Bytes {
+    /// Whether `text` is all that the engine reads, counted and not estimated.
+    pub(super) fn is_whole(&self) -> bool {
+        !self.partial && self.media == 0
+    }
+
     /// Every string in it. The depth is bounded by the reader's.
     fn walk(&mut self, key: &str, value: &Json<'_>, media: bool) {
         let media = media || MEDIA_KEYS.contains(&key);

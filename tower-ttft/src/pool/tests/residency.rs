@@ -324,6 +324,7 @@ async fn what_is_known_less_is_used_as_it_is() {
         tokens: 10_000,
         ids: None,
         bytes: 40_000,
+        whole_text: false,
         source: Source::Approximate(Reason::NoTokenizer),
     };
     let req = PickRequest {
@@ -357,6 +358,7 @@ async fn what_is_known_less_is_used_as_it_is() {
             tokens: 0,
             ids: None,
             bytes: 0,
+            whole_text: false,
             source: Source::Approximate(Reason::Unread),
         },
         ..req.clone()

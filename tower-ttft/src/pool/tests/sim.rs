@@ -121,6 +121,7 @@ pub(super) fn prompt(tokens: &[u32]) -> Prompt {
         tokens: tokens.len() as u32,
         ids: None,
         bytes: tokens.len() as u32 * 4,
+        whole_text: false,
         source: Source::Ids,
     }
 }
