@@ -86,7 +86,9 @@ impl Pool {
             return Pick::None(NoEndpoint::AllExcluded);
         }
 
-        // What is held is looked up before the lock is taken.
+        // What is held is looked up before the lock is taken. Nothing of it is kept for the next pick of the same request:
+        // one that has to wait has returned above without a lookup, so there is one for each dispatch, a few µs, and
+        // only a retry would find something kept, about an index that has changed since.
         let overlaps = inner.overlaps(&req.prompt, &allowed);
         let active = inner.active.load();
         let mut choice = inner.choice.lock();

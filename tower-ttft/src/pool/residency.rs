@@ -131,7 +131,12 @@ impl CacheModel {
     pub(crate) fn used(&mut self, chain: &Chain, tokens: u32, bytes: u32, generated: Option<u32>) {
         let cut = self.cut(chain.kind(), tokens, bytes);
         let blocks = chain.keys().len() / cut.atoms;
-        // What follows cannot be named: its text may be other tokens when it comes back. It is remembered as used space.
+        // What follows cannot be named, not even when the next turn shows it behind this prompt: it is remembered as used
+        // space. The engine keeps the blocks of the tokens that it sampled, and the next turn brings tokens of a text.
+        // Those differ wherever sampling did not choose what the tokenizer would, and where the template drops the
+        // reasoning of earlier turns, prints tool calls in another way, or the client sends back something else. From
+        // outside they cannot be told apart, and a block that is believed in and not there is worse than the other way
+        // round: the turn goes to the engine that has its last prompt anyway.
         if let Some(generated) = generated {
             let whole = blocks as u64 * u64::from(cut.tokens);
             let rest = (u64::from(tokens) + u64::from(generated)).saturating_sub(whole);
