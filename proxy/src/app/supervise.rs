@@ -44,7 +44,7 @@ pub(super) async fn supervise(
             ..WatchParams::new(config.address.clone())
         };
         let (engine, watching) = vllm::watch(params, pool.clone());
-        directory.watched(&config.address, engine);
+        directory.watched(&config.address, engine.clone());
         let mut watching = pin!(watching);
         tokio::select! {
             never = &mut watching => match never {},
@@ -52,10 +52,14 @@ pub(super) async fn supervise(
         }
         let order = orders.borrow().clone();
         if let Order::Leave(limit) = order {
-            // Not polled any more, the watcher leaves readiness alone; dropped, it takes the endpoint out of the pool,
-            // which would end what is open.
-            finish(&pool, &config.address, limit).await;
-            return;
+            // Dropped, the watcher takes the endpoint out of the pool, which would end what is open. Until then it
+            // watches: an engine that dies without a word would leave its streams hanging. There are never more of
+            // these watchers than requests under way, nor any for longer than the limit.
+            engine.retire();
+            tokio::select! {
+                never = &mut watching => match never {},
+                () = finish(&pool, &config.address, limit) => return,
+            }
         }
     }
 }

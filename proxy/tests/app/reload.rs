@@ -1,6 +1,6 @@
 //! The pool file changes while the proxy runs.
 
-use super::{PORTS, PoolFile, SOON, engine, get, healthy, start, until};
+use super::{PORTS, PoolFile, SOON, Step, engine, get, healthy, start, support, until, vllm};
 use std::time::Duration;
 use tower_ttft::{
     chain::{Chain, ChainKind},
@@ -198,6 +198,60 @@ async fn an_endpoint_moves_to_another_model() {
     file.write(&text("big"));
     crate::support::within(SOON, "it serves big", || {
         ready(&big) == 1 && tiny.endpoints().is_empty()
+    })
+    .await;
+}
+
+/// What is open at an endpoint that was taken out goes on, and ends when its engine dies: not when the idle timeout says so.
+#[tokio::test]
+async fn an_endpoint_that_leaves_is_watched_until_its_last_stream_ended() {
+    let one = support::FakeEngine::start(|seen| match seen.target.as_str() {
+        "/v1/chat/completions" => vec![
+            support::sse_head(),
+            support::chunk(support::chat_event("one")),
+            support::pause(2_500),
+            support::chunk(support::chat_event("two")),
+            Step::Hang,
+        ],
+        _ => vllm(seen, &[("tiny", None)]),
+    })
+    .await;
+    let file = PoolFile::new(&format!(
+        "{PORTS}models: [tiny]\nendpoints: [http://{}]\n",
+        one.address
+    ));
+    let app = start(&file).await;
+    healthy(&app).await;
+    let body = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+    let mut stream =
+        support::RawClient::post(&app.listen().to_string(), "/v1/chat/completions", body).await;
+    stream.read_until("one").await;
+
+    file.write(&format!("{PORTS}models: [tiny]\n"));
+    until(app.admin(), "/endpoints", "it leaves", |a| {
+        a.body.contains("leaves: what is open there may finish")
+    })
+    .await;
+    let pool = app.directory().pool("tiny").unwrap();
+    support::within(SOON, "it gets no more requests", || ready(&pool) == 0).await;
+    // Its watcher looks at it more than once in this time, and never finds it ready.
+    let never_ready = async {
+        loop {
+            assert_eq!(ready(&pool), 0);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::select! {
+        () = never_ready => {}
+        _ = stream.read_until("two") => {}
+    }
+
+    one.refuse();
+    let died = tokio::time::Instant::now();
+    stream.read_until("\"error\"").await;
+    assert!(died.elapsed_since() < Duration::from_secs(3));
+    until(app.admin(), "/endpoints", "it has left", |a| {
+        !a.body.contains(&one.address)
     })
     .await;
 }

@@ -7,6 +7,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    sync::Notify,
     time::Instant,
 };
 
@@ -51,6 +52,7 @@ struct Log {
 pub struct FakeEngine {
     pub address: String,
     log: Arc<Mutex<Log>>,
+    deaf: Arc<Notify>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -73,11 +75,19 @@ impl FakeEngine {
         let address = listener.local_addr().expect("an address").to_string();
         let log = Arc::<Mutex<Log>>::default();
         let script: Arc<Script> = Arc::new(script);
+        let deaf = Arc::new(Notify::new());
         let task = tokio::spawn({
-            let log = log.clone();
+            let (log, deaf) = (log.clone(), deaf.clone());
             async move {
                 let mut connections = tokio::task::JoinSet::new();
-                while let Ok((io, _)) = listener.accept().await {
+                loop {
+                    let io = tokio::select! {
+                        accepted = listener.accept() => match accepted {
+                            Ok((io, _)) => io,
+                            Err(_) => break,
+                        },
+                        () = deaf.notified() => break,
+                    };
                     let number = {
                         let mut log = log.lock();
                         log.connections += 1;
@@ -90,9 +100,22 @@ impl FakeEngine {
                         log.lock().open -= 1;
                     });
                 }
+                drop(listener);
+                while connections.join_next().await.is_some() {}
             }
         });
-        Self { address, log, task }
+        Self {
+            address,
+            log,
+            deaf,
+            task,
+        }
+    }
+
+    /// Its port refuses from now on; what is open hangs on, as with a vLLM whose process group died but for a child that
+    /// holds the sockets.
+    pub fn refuse(&self) {
+        self.deaf.notify_one();
     }
 
     /// What it was asked so far.

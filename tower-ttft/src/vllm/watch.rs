@@ -26,7 +26,14 @@ use hyper::StatusCode;
 use joined::{Events, Joined, Plan};
 use parking_lot::Mutex;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 use tokio::time::{Instant, sleep_until};
 use vitals::{Evidence, Verdict, Vitals};
 
@@ -77,6 +84,8 @@ struct Shared {
     status: Mutex<EngineStatus>,
     scraped_at: Mutex<Option<Instant>>,
     events: Mutex<Vec<Events>>,
+    /// No more requests for it, however well it is.
+    retired: AtomicBool,
 }
 
 /// Watches one engine and keeps it in the pool, until the future is dropped; then the engine leaves the pool.
@@ -188,6 +197,12 @@ impl Default for WatchTimes {
 // === impl Engine ===
 
 impl Engine {
+    /// From now on its watcher calls it not ready, and does nothing else differently: what is open there goes on, and is
+    /// cut if the engine dies. What is ready already is for the caller to take back.
+    pub fn retire(&self) {
+        self.shared.retired.store(true, Ordering::Relaxed);
+    }
+
     /// What is known of it now.
     pub fn status(&self, now: Instant) -> EngineStatus {
         let mut status = self.shared.status.lock().clone();
@@ -324,10 +339,9 @@ impl<R: Registry> Watcher<R> {
             tracing::debug!(engine = %self.params.address, from = ?self.state, to = ?state, "engine");
         }
         self.state = state;
+        let ready = state == EngineState::Ready && !self.shared.retired.load(Ordering::Relaxed);
         for joined in &self.joined {
-            joined
-                .member()
-                .set_ready(state == EngineState::Ready && !joined.is_asleep());
+            joined.member().set_ready(ready && !joined.is_asleep());
         }
     }
 
