@@ -2,18 +2,17 @@
 
 use clap::Parser;
 use forebay_proxy::{
-    app::{App, AppParams, LoadTokenizer, StartError},
+    app::{App, AppParams, LoadTokenizer, StartError, local_tokenizers},
     cli::{Cli, Command, DecisionsArgs, ServeArgs, decisions},
-    config::{Config, EXIT_USAGE, ModelConfig},
+    config::{Config, EXIT_USAGE},
     server::OpenFiles,
     telemetry::{log, panics::Panics},
 };
-use std::{io, path::Path, process::ExitCode, sync::Arc};
+use std::{io, path::Path, process::ExitCode};
 use tokio::{
     runtime::{Builder, Runtime},
     signal::unix::{SignalKind, signal},
 };
-use tower_ttft::prompt::{LocalModel, LocalParams, LocalTokenizer};
 
 /// The exit code after an internal failure: `EX_SOFTWARE` of sysexits(3).
 const EXIT_SOFTWARE: u8 = 70;
@@ -64,7 +63,7 @@ fn serve(args: &ServeArgs) -> ExitCode {
         Err(error) => return fail(error, EXIT_USAGE),
     };
     let seed = random();
-    let loader = loader(config.seed.unwrap_or(seed));
+    let loader = local_tokenizers(config.seed.unwrap_or(seed));
     if args.check {
         return check(file, &config, &loader);
     }
@@ -128,15 +127,6 @@ fn runtimes(workers: Option<u16>) -> io::Result<(Runtime, Runtime)> {
         .enable_all()
         .build()?;
     Ok((workers, admin))
-}
-
-fn loader(seed: u64) -> LoadTokenizer {
-    Arc::new(
-        move |model: &ModelConfig| -> Result<Arc<dyn LocalModel>, tower_ttft::Error> {
-            let dir = model.tokenizer.as_deref().unwrap_or(Path::new("."));
-            Ok(Arc::new(LocalTokenizer::load(dir, LocalParams::new(seed))?))
-        },
-    )
 }
 
 /// A number that nobody outside can guess: the standard library seeds its hashers from the system's randomness.

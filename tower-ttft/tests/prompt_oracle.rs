@@ -16,7 +16,7 @@ use std::{
 };
 use tower_ttft::{
     peek::{Api, InferenceRequest, read},
-    prompt::{LocalModel, LocalParams, LocalTokenizer, Reason},
+    prompt::{ChatTemplate, LocalModel, LocalParams, LocalTokenizer, Reason},
 };
 
 const SCRIPT: &str = concat!(
@@ -504,7 +504,7 @@ fn templates_render_as_in_vllm() {
     let mut failed = 0;
     for (i, path) in templates.iter().enumerate() {
         let mut params = LocalParams::new(7);
-        params.chat_template = Some(std::fs::read_to_string(path).unwrap());
+        params.chat_template = Some(ChatTemplate::Source(std::fs::read_to_string(path).unwrap()));
         let local = LocalTokenizer::load(&data.join("tiny"), params).unwrap();
         let cases: Vec<_> = all[i * n..(i + 1) * n]
             .iter()

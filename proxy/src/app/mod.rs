@@ -19,7 +19,7 @@ pub use self::{
     directory::{Directory, EndpointView},
     essential::Died,
     reload::{ReloadMetrics, ReloadStatus},
-    tokenizers::{LoadTokenizer, TokenizerError},
+    tokenizers::{LoadTokenizer, TokenizerError, local_tokenizers},
 };
 
 use self::{

@@ -164,6 +164,17 @@ impl Decoder {
         }
     }
 
+    /// A mapping whose keys are not ours, as JSON.
+    pub(super) fn object(&mut self, at: &At<'_>) -> serde_json::Map<String, serde_json::Value> {
+        match at.node.value.to_json() {
+            serde_json::Value::Object(map) => map,
+            _ => {
+                self.expected(at, "a mapping");
+                serde_json::Map::new()
+            }
+        }
+    }
+
     pub(super) fn duration(&mut self, at: Option<At<'_>>, default: Duration) -> Duration {
         let Some(at) = at else { return default };
         match &at.node.value {

@@ -93,6 +93,21 @@ pub struct ModelConfig {
     pub aliases: Vec<Arc<str>>,
     /// A directory with `tokenizer.json` and `tokenizer_config.json`; without it the engines are asked.
     pub tokenizer: Option<PathBuf>,
+    /// The chat template, if it is not the tokenizer's usual one: vLLM's `--chat-template`.
+    pub chat_template: Option<ChatTemplateConfig>,
+    /// Values for the template that requests do not set themselves: vLLM's `--default-chat-template-kwargs`.
+    pub chat_template_kwargs: serde_json::Map<String, serde_json::Value>,
+    /// vLLM's `--exclude-tools-when-tool-choice-none`.
+    pub exclude_tools_when_tool_choice_none: bool,
+}
+
+/// A chat template that a model's engines were started with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChatTemplateConfig {
+    /// A file that holds its source.
+    File(PathBuf),
+    /// The name of one of the tokenizer's.
+    Named(Arc<str>),
 }
 
 /// An endpoint.
@@ -199,6 +214,31 @@ impl Config {
     /// The effective configuration, in the shape of the file.
     pub fn to_json(&self) -> serde_json::Value {
         show::config(self)
+    }
+}
+
+// === impl ModelConfig ===
+
+impl ModelConfig {
+    /// A model of which nothing but its name is said.
+    pub fn new(name: impl Into<Arc<str>>) -> Self {
+        Self {
+            name: name.into(),
+            aliases: Vec::new(),
+            tokenizer: None,
+            chat_template: None,
+            chat_template_kwargs: serde_json::Map::new(),
+            exclude_tools_when_tool_choice_none: false,
+        }
+    }
+
+    /// Whether both make the same tokens of the same requests: all is equal but what clients call the model.
+    pub fn same_tokens(&self, other: &Self) -> bool {
+        let plain = |m: &Self| Self {
+            aliases: Vec::new(),
+            ..m.clone()
+        };
+        plain(self) == plain(other)
     }
 }
 

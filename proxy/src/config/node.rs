@@ -66,6 +66,27 @@ impl Value {
             Self::Map(_) => "a mapping",
         }
     }
+
+    /// The same in JSON. The depth is bounded by the parser's budget.
+    pub(super) fn to_json(&self) -> serde_json::Value {
+        match self {
+            Self::Null => serde_json::Value::Null,
+            Self::Bool(b) => (*b).into(),
+            Self::Text(text) => text.as_str().into(),
+            // Larger ones are floats to the parser, and what is no finite number is an error to it.
+            Self::Int(n) => match (i64::try_from(*n), u64::try_from(*n)) {
+                (Ok(n), _) => n.into(),
+                (_, Ok(n)) => n.into(),
+                _ => (*n as f64).into(),
+            },
+            Self::Float(n) => (*n).into(),
+            Self::List(items) => items.iter().map(|node| node.value.to_json()).collect(),
+            Self::Map(entries) => entries
+                .iter()
+                .map(|(key, node)| (key.name.clone(), node.value.to_json()))
+                .collect(),
+        }
+    }
 }
 
 impl<'de> Deserialize<'de> for Value {

@@ -1,8 +1,8 @@
 //! The keys of a pool file and what they must hold.
 
 use super::{
-    Config, DEFAULT_ADMIN, DEFAULT_LISTEN, EndpointConfig, Limits, ModelConfig, PolicyConfig,
-    Problem,
+    ChatTemplateConfig, Config, DEFAULT_ADMIN, DEFAULT_LISTEN, EndpointConfig, Limits, ModelConfig,
+    PolicyConfig, Problem,
     decode::{At, Decoder, Section, nearest},
     node::{Node, Value},
 };
@@ -27,7 +27,15 @@ const TOP: Section = Section {
 };
 const MODEL: Section = Section {
     name: "an entry of `models`",
-    keys: &["name", "aliases", "tokenizer", "endpoints"],
+    keys: &[
+        "name",
+        "aliases",
+        "tokenizer",
+        "chatTemplate",
+        "chatTemplateKwargs",
+        "excludeToolsWhenToolChoiceNone",
+        "endpoints",
+    ],
 };
 const ENDPOINT: Section = Section {
     name: "an entry of `endpoints`",
@@ -171,11 +179,7 @@ fn model<'a>(
     if let Value::Text(name) = &at.node.value
         && !name.is_empty()
     {
-        return Some(ModelConfig {
-            name: name.as_str().into(),
-            aliases: Vec::new(),
-            tokenizer: None,
-        });
+        return Some(ModelConfig::new(name.as_str()));
     }
     let f = d.map(at, &MODEL, ALL)?;
     let name: Option<Arc<str>> = d
@@ -211,6 +215,29 @@ fn model<'a>(
         }
         Some(dir)
     });
+    if !f.has("tokenizer") {
+        for key in [
+            "chatTemplate",
+            "chatTemplateKwargs",
+            "excludeToolsWhenToolChoiceNone",
+        ] {
+            if let Some(at) = f.get(key) {
+                d.complain(
+                    &at,
+                    "needs `tokenizer`, the directory of the model's tokenizer: without one the engines are asked, who render as they were started; add it or remove this key",
+                );
+            }
+        }
+    }
+    let chat_template = f
+        .get("chatTemplate")
+        .and_then(|at| chat_template(d, &at, base));
+    let chat_template_kwargs = f
+        .get("chatTemplateKwargs")
+        .map(|at| d.object(&at))
+        .unwrap_or_default();
+    let exclude_tools_when_tool_choice_none =
+        d.bool(f.get("excludeToolsWhenToolChoiceNone"), false);
     if let Some(at) = f.get("endpoints") {
         for at in d.items(&at) {
             if let Some(e) = endpoint(d, &at, name.as_ref()) {
@@ -222,7 +249,48 @@ fn model<'a>(
         name: name?,
         aliases,
         tokenizer,
+        chat_template,
+        chat_template_kwargs,
+        exclude_tools_when_tool_choice_none,
     })
+}
+
+/// A file if there is one, else a name, which the tokenizer's loader knows or not.
+fn chat_template(d: &mut Decoder, at: &At<'_>, base: &Path) -> Option<ChatTemplateConfig> {
+    let text = d.text(at)?;
+    if text.contains("{%") || text.contains("{{") {
+        d.complain(
+            at,
+            "is the text of a template; write it to a file and name that",
+        );
+        return None;
+    }
+    let file = base.join(text);
+    match std::fs::metadata(&file) {
+        Ok(m) if m.is_file() => Some(ChatTemplateConfig::File(file)),
+        // A directory may happen to be called as a template is.
+        _ if !text.contains(['/', '.']) => Some(ChatTemplateConfig::Named(text.into())),
+        Ok(_) => {
+            d.complain(
+                at,
+                format_args!(
+                    "`{}` is no file; name one that holds a chat template",
+                    file.display()
+                ),
+            );
+            None
+        }
+        Err(error) => {
+            d.complain(
+                at,
+                format_args!(
+                    "file `{}`: {error}; relative paths start at the pool file's directory",
+                    file.display()
+                ),
+            );
+            None
+        }
+    }
 }
 
 fn endpoint(d: &mut Decoder, at: &At<'_>, of: Option<&Arc<str>>) -> Option<EndpointConfig> {

@@ -1,6 +1,6 @@
 //! The effective configuration in the shape of the file. What it shows can be read back.
 
-use super::{Config, EndpointConfig, ModelConfig, read, units};
+use super::{ChatTemplateConfig, Config, EndpointConfig, ModelConfig, read, units};
 use serde_json::{Map, Value, json};
 
 pub(super) fn config(c: &Config) -> Value {
@@ -59,6 +59,17 @@ fn model(m: &ModelConfig) -> Value {
     }
     if let Some(dir) = &m.tokenizer {
         out.insert("tokenizer".into(), json!(dir));
+    }
+    match &m.chat_template {
+        Some(ChatTemplateConfig::File(file)) => out.insert("chatTemplate".into(), json!(file)),
+        Some(ChatTemplateConfig::Named(name)) => out.insert("chatTemplate".into(), json!(name)),
+        None => None,
+    };
+    if !m.chat_template_kwargs.is_empty() {
+        out.insert("chatTemplateKwargs".into(), json!(m.chat_template_kwargs));
+    }
+    if m.exclude_tools_when_tool_choice_none {
+        out.insert("excludeToolsWhenToolChoiceNone".into(), json!(true));
     }
     Value::Object(out)
 }

@@ -42,8 +42,12 @@ models:
   - name: tiny
     aliases: [small, gpt-4o]
     tokenizer: src
+    chatTemplate: Cargo.toml
+    chatTemplateKwargs: {enable_thinking: false, depth: {list: [1, 2.5, x, null]}}
+    excludeToolsWhenToolChoiceNone: true
     endpoints:
       - http://10.0.0.1:8000
+  - {name: named, tokenizer: src, chatTemplate: tool_use}
   - big
 endpoints:
   - url: http://10.0.0.2:8000/
@@ -91,13 +95,27 @@ fn full() -> Config {
 fn all_that_can_be_said() {
     let c = full();
     assert!(c.admin_open);
-    assert_eq!(c.models.len(), 2);
+    assert_eq!(c.models.len(), 3);
     assert_eq!(c.models[0].aliases, ["small".into(), "gpt-4o".into()]);
     assert_eq!(
         c.models[0].tokenizer.as_deref(),
         Some(&*Path::new(env!("CARGO_MANIFEST_DIR")).join("src"))
     );
-    assert_eq!(&*c.models[1].name, "big");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    assert_eq!(
+        c.models[0].chat_template,
+        Some(ChatTemplateConfig::File(file))
+    );
+    assert_eq!(
+        serde_json::Value::Object(c.models[0].chat_template_kwargs.clone()),
+        serde_json::json!({"enable_thinking": false, "depth": {"list": [1, 2.5, "x", null]}})
+    );
+    assert!(c.models[0].exclude_tools_when_tool_choice_none);
+    assert_eq!(
+        c.models[1].chat_template,
+        Some(ChatTemplateConfig::Named("tool_use".into()))
+    );
+    assert_eq!(c.models[2], ModelConfig::new("big"));
     assert_eq!(c.endpoints.len(), 3);
     assert_eq!(c.endpoints[0].model.as_deref(), Some("tiny"));
     assert_eq!(&*c.endpoints[1].address, "10.0.0.2:8000");
@@ -199,6 +217,38 @@ fn mistakes_are_named_with_a_remedy() {
         (
             "models: [{name: a, tokenizer: no-such-dir}]",
             "models[0].tokenizer: directory `dir/no-such-dir`",
+        ),
+        (
+            "models:\n- name: a\n  chatTemplate: x",
+            "pool.yaml:3: models[0].chatTemplate: needs `tokenizer`",
+        ),
+        (
+            "models: [{name: a, chatTemplateKwargs: {x: 1}}]",
+            "models[0].chatTemplateKwargs: needs `tokenizer`",
+        ),
+        (
+            "models: [{name: a, excludeToolsWhenToolChoiceNone: true}]",
+            "models[0].excludeToolsWhenToolChoiceNone: needs `tokenizer`",
+        ),
+        (
+            "models: [{name: a, tokenizer: /, chatTemplate: t.jinja}]",
+            "models[0].chatTemplate: file `dir/t.jinja`: No such file",
+        ),
+        (
+            "models: [{name: a, tokenizer: /, chatTemplate: /.}]",
+            "models[0].chatTemplate: `/.` is no file",
+        ),
+        (
+            "models: [{name: a, tokenizer: /, chatTemplate: '{{ messages }}'}]",
+            "is the text of a template; write it to a file",
+        ),
+        (
+            "models: [{name: a, tokenizer: /, chatTemplateKwargs: [x]}]",
+            "models[0].chatTemplateKwargs: expected a mapping, found a list",
+        ),
+        (
+            "models: [{name: a, tokenizer: /, chatTemplatKwargs: {}}]",
+            "did you mean `chatTemplateKwargs`?",
         ),
         (
             "models: [{name: 7}]",

@@ -5,6 +5,7 @@ mod lifecycle;
 mod models;
 mod process;
 mod reload;
+mod templates;
 
 use crate::support::{self, FakeEngine, Seen, Step};
 use forebay_proxy::{

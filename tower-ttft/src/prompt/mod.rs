@@ -24,7 +24,9 @@ mod tokenizer;
 mod verify;
 
 #[cfg(feature = "tokenizer")]
-pub use self::tokenizer::{LoadError, LocalParams, LocalTokenizer, SegmentCacheStats};
+pub use self::tokenizer::{
+    ChatTemplate, LoadError, LocalParams, LocalTokenizer, SegmentCacheStats,
+};
 pub use self::{
     encoder::{Adapter, Encoder, EncoderParams},
     layer::{EncodeLayer, EncodeService},

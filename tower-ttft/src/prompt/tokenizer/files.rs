@@ -59,6 +59,16 @@ pub enum LoadError {
         /// What is wrong with it and what to do.
         error: &'static str,
     },
+    /// The tokenizer has no template of this name.
+    #[error("{} has no chat template `{name}`, only {known:?}; name one of these, or give the source of another one", path.display())]
+    NoTemplate {
+        /// The directory.
+        path: PathBuf,
+        /// The name that was asked for.
+        name: String,
+        /// The names that there are.
+        known: Vec<String>,
+    },
     /// The chat template does not compile.
     #[error("the chat template of {} does not compile: {error}; give another one, as vLLM's --chat-template does", path.display())]
     Template {

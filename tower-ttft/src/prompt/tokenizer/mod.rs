@@ -22,8 +22,8 @@ const EFFORTS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
 /// Parameters of a [`LocalTokenizer`]: how the engines are started, and limits.
 #[derive(Clone)]
 pub struct LocalParams {
-    /// The source or the name of a template instead of the tokenizer's own: vLLM's `--chat-template`.
-    pub chat_template: Option<String>,
+    /// A template instead of the tokenizer's usual one: vLLM's `--chat-template`.
+    pub chat_template: Option<ChatTemplate>,
     /// vLLM's `--default-chat-template-kwargs`.
     pub default_chat_template_kwargs: serde_json::Map<String, serde_json::Value>,
     /// vLLM's `--exclude-tools-when-tool-choice-none`.
@@ -34,6 +34,15 @@ pub struct LocalParams {
     pub seed: u64,
     /// The clock for templates that print the date, in UTC.
     pub now: Arc<dyn Fn() -> SystemTime + Send + Sync>,
+}
+
+/// A chat template that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChatTemplate {
+    /// Its source.
+    Source(String),
+    /// The name of one of the tokenizer's templates.
+    Named(String),
 }
 
 /// A tokenizer (fastokens) and the chat templates that belong to it.
@@ -393,6 +402,15 @@ impl Templates {
                 })
                 .transpose()
         };
+        if let Some(ChatTemplate::Named(name)) = &params.chat_template
+            && !config.templates.contains_key(name)
+        {
+            return Err(LoadError::NoTemplate {
+                path: dir.to_owned(),
+                name: name.clone(),
+                known: config.templates.keys().cloned().collect(),
+            });
+        }
         let (plain, tools) = Self::sources(config, params);
         Ok(Self {
             plain: build(plain)?,
@@ -406,9 +424,10 @@ impl Templates {
         params: &'c LocalParams,
     ) -> (Option<&'c str>, Option<&'c str>) {
         let named = |name: &str| config.templates.get(name).map(String::as_str);
-        if let Some(given) = params.chat_template.as_deref() {
-            let source = named(given).unwrap_or(given);
-            return (Some(source), Some(source));
+        match &params.chat_template {
+            Some(ChatTemplate::Source(source)) => return (Some(source), Some(source)),
+            Some(ChatTemplate::Named(name)) => return (named(name), named(name)),
+            None => {}
         }
         let processor = config.processor.as_deref();
         let plain = processor.or(named("default"));

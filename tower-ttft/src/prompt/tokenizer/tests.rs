@@ -1,4 +1,4 @@
-use super::{LoadError, LocalParams, LocalTokenizer};
+use super::{ChatTemplate, LoadError, LocalParams, LocalTokenizer};
 use crate::{
     peek::Api,
     prompt::{LocalModel, Reason, Text, read::tests::request},
@@ -267,16 +267,21 @@ fn templates_are_chosen_by_tools_and_can_be_given() {
     let local = load(&dir).unwrap();
     assert_eq!(render(&local, Api::Chat, &plain).unwrap(), ["plain"]);
     assert_eq!(render(&local, Api::Chat, &tools).unwrap(), ["tools"]);
-    let given = |source: &str| {
+    let given = |template: ChatTemplate| {
         let mut params = LocalParams::new(7);
-        params.chat_template = Some(source.into());
-        LocalTokenizer::load(dir.path(), params).unwrap()
+        params.chat_template = Some(template);
+        LocalTokenizer::load(dir.path(), params)
     };
-    assert_eq!(
-        render(&given("tool_use"), Api::Chat, &plain).unwrap(),
-        ["tools"]
+    let named = given(ChatTemplate::Named("tool_use".into())).unwrap();
+    assert_eq!(render(&named, Api::Chat, &plain).unwrap(), ["tools"]);
+    let mine = given(ChatTemplate::Source("mine".into())).unwrap();
+    assert_eq!(render(&mine, Api::Chat, &tools).unwrap(), ["mine"]);
+    let error = given(ChatTemplate::Named("mine".into())).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains("no chat template `mine`") && error.contains(r#"["default", "tool_use"]"#),
+        "{error}"
     );
-    assert_eq!(render(&given("mine"), Api::Chat, &tools).unwrap(), ["mine"]);
     // A processor's template goes before the tokenizer's, but not with tools.
     dir.write("chat_template.json", r#"{"chat_template":"processor"}"#);
     let local = load(&dir).unwrap();
