@@ -411,3 +411,19 @@ fn hiccups_lengthen_what_they_fall_in() {
     let (_, shaky, _) = alone(&mut Pod::new(Arc::new(shaky), 1), 0.0, &asked, 2_000);
     near("pauses", (shaky - calm) / (calm * 0.2), 0.6..1.8);
 }
+
+#[test]
+fn of_an_unused_prompt_the_end_is_evicted_first() {
+    let spec = PodSpec {
+        kv_blocks: 24,
+        extra_blocks: 0,
+        ..PodSpec::kind("l40s").expect("a built-in kind")
+    };
+    let mut pod = Pod::new(Arc::new(spec), 0);
+    let first = prompt(text(1, 784 * 10 + 1));
+    alone(&mut pod, 0.0, &first, 1);
+    assert_eq!(pod.cached(&first), 784 * 10);
+    // Fourteen blocks are empty; the sixteen of this one take two more.
+    alone(&mut pod, 100.0, &prompt(text(2, 784 * 15 + 1)), 1);
+    assert_eq!(pod.cached(&first), 784 * 8);
+}
