@@ -5,6 +5,7 @@
 //! computed: whoever queues behind it finds it when admitted.
 
 use crate::chain::{ATOM_BYTES, ATOM_TOKENS, Chain, ChainKind};
+use smallvec::SmallVec;
 use std::{collections::VecDeque, time::Duration};
 use tokio::time::Instant;
 
@@ -91,6 +92,16 @@ impl Hints {
             ChainKind::Bytes => atoms * ATOM_BYTES as u64 * tokens / u64::from(bytes.max(1)),
         };
         depth.min(tokens) as u32
+    }
+
+    /// Tickets that wait for their first token with nearly all of these leading atoms of a chain.
+    pub(crate) fn alike(&self, chain: &Chain, atoms: usize) -> SmallVec<[u64; 16]> {
+        self.list
+            .iter()
+            .filter(|h| h.until.is_none() && !h.computed)
+            .filter(|h| h.chain.common_atoms(chain) * 10 >= atoms * 9)
+            .map(|h| h.ticket)
+            .collect()
     }
 
     /// Asks of every hint how many of its leading tokens are announced by now. Those that are wholly announced are

@@ -64,6 +64,16 @@ struct Running<'a> {
     contender: Contender,
 }
 
+/// The longest prefix of a prompt that anyone holds.
+struct Prefix {
+    /// Its last key.
+    key: u64,
+    /// Its tokens.
+    held: u32,
+    /// Its keys.
+    atoms: usize,
+}
+
 // === impl Pool ===
 
 impl Pool {
@@ -154,8 +164,8 @@ impl Pool {
             chosen,
         });
         let ticket = choice.book(winner, &running, id, req, now);
-        if let Some((prefix, held)) = prefix {
-            choice.settle(prefix, held, winner, &running, now);
+        if let Some(prefix) = prefix {
+            choice.settle(&prefix, ticket, &req.prompt, winner, &running, now);
         }
         let params = TicketParams {
             endpoint: Endpoint {
@@ -310,12 +320,7 @@ impl Choice {
 
     /// The longest prefix that anyone holds, and how much that is. Those that do not hold it are offered the rent that was
     /// paid for it; where a copy evicts something else it costs twice as much.
-    fn rent(
-        &self,
-        running: &mut [Running<'_>],
-        prompt: &Prompt,
-        now: Instant,
-    ) -> Option<(u64, u32)> {
+    fn rent(&self, running: &mut [Running<'_>], prompt: &Prompt, now: Instant) -> Option<Prefix> {
         let held = running.iter().map(|r| r.cached).max()?;
         let atoms = match prompt.chain.kind() {
             ChainKind::Tokens => held as usize / ATOM_TOKENS,
@@ -324,32 +329,43 @@ impl Choice {
                 (bytes / u64::from(prompt.tokens.max(1))) as usize / ATOM_BYTES
             }
         };
-        let prefix = *prompt.chain.keys().get(atoms.checked_sub(1)?)?;
-        let rent = self.demand.rent(prefix, now);
+        let key = *prompt.chain.keys().get(atoms.checked_sub(1)?)?;
+        let rent = self.demand.rent(key, now);
         for r in running.iter_mut().filter(|r| !r.holds(held)) {
             let full = r.capacity.is_some_and(|c| r.resident >= 0.9 * c);
             r.contender.rent = if full { rent / 2.0 } else { rent };
         }
-        Some((prefix, held))
+        Some(Prefix { key, held, atoms })
     }
 
-    /// The winner is a holder, and pays rent if another was free; or it is not, and a copy is bought.
+    /// The winner is a holder, and pays rent if another was free; or it is not, and a copy is bought. Only the part of the wait
+    /// that requests with this very prefix cause is rent: a copy takes no other work away from the holder.
     fn settle(
         &mut self,
-        prefix: u64,
-        held: u32,
+        prefix: &Prefix,
+        ticket: u64,
+        prompt: &Prompt,
         winner: &Running<'_>,
         running: &[Running<'_>],
         now: Instant,
     ) {
-        if !winner.holds(held) {
-            self.demand.buy(prefix);
+        if !winner.holds(prefix.held) {
+            self.demand.buy(prefix.key);
             return;
         }
         let wait = |r: &Running<'_>| r.prediction.terms.backlog + r.prediction.terms.slot;
-        let free = running.iter().filter(|r| !r.holds(held)).map(wait);
-        if let Some(free) = free.min_by(f64::total_cmp) {
-            self.demand.pay(prefix, wait(winner) - free, now);
+        let free = running.iter().filter(|r| !r.holds(prefix.held)).map(wait);
+        let Some(free) = free.min_by(f64::total_cmp) else {
+            return;
+        };
+        let waits = wait(winner) - free;
+        if waits > 0.0 {
+            let state = winner.member.state.lock();
+            let alike = state.hints.alike(&prompt.chain, prefix.atoms);
+            let (own, all) = state.load.work(ticket, &alike);
+            let share = own / (all + winner.inputs.others).max(1.0);
+            drop(state);
+            self.demand.pay(prefix.key, waits * share, now);
         }
     }
 
