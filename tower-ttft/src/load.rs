@@ -40,17 +40,19 @@ pub struct Booked {
     pub at: Instant,
     /// The TTFT that was predicted, seconds.
     pub expected: f64,
+    /// KV tokens that it takes beside those which live requests hold already.
+    pub takes: u32,
 }
 
 /// Everything in flight at one endpoint.
 #[derive(Debug, Default)]
 pub struct EndpointLoad {
     next: u64,
-    /// Before their first token, in the order of booking, with what each had to compute when it was booked.
-    booked: BTreeMap<u64, (Booked, u32)>,
-    /// Past their first token: when that was, and what each had to compute.
+    /// Before their first token, in the order of booking.
+    booked: BTreeMap<u64, Booked>,
+    /// Past their first token: when that was, and the KV tokens that each took.
     running: BTreeMap<u64, (Instant, u32)>,
-    /// Sum of the computed tokens above: what this proxy added to the endpoint's live KV.
+    /// Sum of the KV tokens above: what this proxy added to the endpoint's live KV.
     fresh: u64,
     report: Option<Seen>,
     /// Prefill seconds, their number and computed tokens, when last a request had its first token.
@@ -86,8 +88,10 @@ pub struct LoadView {
     pub others_running: u32,
     /// The age of the report, if it counts.
     pub report_age: Option<Duration>,
-    /// Share of KV tokens in use by live requests, where known.
+    /// KV tokens in use by live requests, as a share of all, where known.
     pub kv_usage: Option<f64>,
+    /// The same with what requests take that wait: above 1 where there is no room for all.
+    pub kv_demand: Option<f64>,
 }
 
 /// What an engine computed between two reports.
@@ -108,6 +112,8 @@ struct Seen {
     booked: u32,
     running: u32,
     fresh: u64,
+    /// KV tokens that those of ours take which waited then.
+    waiting: u64,
 }
 
 // === impl EndpointLoad ===
@@ -117,34 +123,33 @@ impl EndpointLoad {
     pub fn book(&mut self, booked: Booked) -> u64 {
         let id = self.next;
         self.next += 1;
-        let computed = booked.tokens.saturating_sub(booked.cached);
-        self.fresh += u64::from(computed);
-        self.booked.insert(id, (booked, computed));
+        self.fresh += u64::from(booked.takes);
+        self.booked.insert(id, booked);
         id
     }
 
     /// More of a booked request turns out to be computed. It never grows again.
     pub fn shrink(&mut self, id: u64, cached: u32) {
-        if let Some((b, _)) = self.booked.get_mut(&id) {
+        if let Some(b) = self.booked.get_mut(&id) {
             b.cached = b.cached.max(cached.min(b.tokens.saturating_sub(1)));
         }
     }
 
     /// A request had its first token.
     pub fn first_token(&mut self, id: u64, now: Instant) {
-        if let Some((_, computed)) = self.booked.remove(&id) {
-            self.running.insert(id, (now, computed));
+        if let Some(b) = self.booked.remove(&id) {
+            self.running.insert(id, (now, b.takes));
             self.progress = Some(now);
         }
     }
 
     /// A request ended, at whatever stage.
     pub fn end(&mut self, id: u64, now: Instant, complete: bool) {
-        if let Some((_, computed)) = self.booked.remove(&id) {
-            self.fresh = self.fresh.saturating_sub(u64::from(computed));
+        if let Some(b) = self.booked.remove(&id) {
+            self.fresh = self.fresh.saturating_sub(u64::from(b.takes));
             self.progress = Some(now);
-        } else if let Some((since, computed)) = self.running.remove(&id) {
-            self.fresh = self.fresh.saturating_sub(u64::from(computed));
+        } else if let Some((since, took)) = self.running.remove(&id) {
+            self.fresh = self.fresh.saturating_sub(u64::from(took));
             if complete {
                 let took = now.saturating_duration_since(since).as_secs_f64();
                 self.decode = Some(self.decode.map_or(took, |mean| mean + 0.1 * (took - mean)));
@@ -155,7 +160,10 @@ impl EndpointLoad {
     /// Takes a report; says what the engine computed since the last one that did, where reports tell.
     pub fn report(&mut self, report: LoadReport) -> Option<EnginePrefill> {
         let since = self.prefill_of(&report);
+        // First come, first served: those that wait are the last.
+        let waiting = self.booked.values().rev().take(report.waiting as usize);
         self.report = Some(Seen {
+            waiting: waiting.map(|b| u64::from(b.takes)).sum(),
             booked: self.booked.len() as u32,
             running: self.running.len() as u32,
             fresh: self.fresh,
@@ -208,7 +216,7 @@ impl EndpointLoad {
     /// What is in flight. A report older than `max_age` does not count.
     pub fn view(&self, now: Instant, max_age: Duration, capacity: Capacity) -> LoadView {
         let mut view = LoadView::default();
-        for (b, _) in self.booked.values() {
+        for b in self.booked.values() {
             if b.decodes_by_now(now) {
                 view.running += 1;
             } else {
@@ -230,11 +238,12 @@ impl EndpointLoad {
         view.others_running = others - view.others_waiting;
         view.report_age = Some(age);
         if seen.report.kv_usage.is_finite() {
-            let own = capacity
-                .tokens
-                .filter(|t| *t > 0)
-                .map_or(0.0, |t| (self.fresh as f64 - seen.fresh as f64) / t as f64);
-            view.kv_usage = Some((seen.report.kv_usage + own).clamp(0.0, 1.0));
+            let total = capacity.tokens.filter(|t| *t > 0);
+            let share = |tokens: f64| total.map_or(0.0, |t| tokens / t as f64);
+            let since = self.fresh as f64 - seen.fresh as f64;
+            let demand = seen.report.kv_usage + share(since + seen.waiting as f64);
+            view.kv_demand = Some(demand.max(0.0));
+            view.kv_usage = Some((seen.report.kv_usage + share(since)).clamp(0.0, 1.0));
         }
         view
     }
@@ -245,8 +254,8 @@ impl EndpointLoad {
         let mut head = true;
         self.booked
             .values()
-            .filter(|(b, _)| !b.decodes_by_now(now))
-            .map(|(b, _)| {
+            .filter(|b| !b.decodes_by_now(now))
+            .map(|b| {
                 let left = if head {
                     let since = self.progress.map_or(b.at, |p| p.max(b.at));
                     let done =
@@ -261,8 +270,22 @@ impl EndpointLoad {
             .collect()
     }
 
-    /// Seconds until a sequence slot and room for `tokens` more KV tokens are free: that many running requests must end,
-    /// evenly over the mean time that one runs.
+    /// Tokens that some of our requests before their first token have to compute, and that all of them have to, but for the
+    /// request `but`.
+    pub fn work(&self, but: u64, some: &[u64]) -> (f64, f64) {
+        let mut sums = (0.0, 0.0);
+        for (id, b) in self.booked.iter().filter(|(id, _)| **id != but) {
+            let tokens = f64::from(b.tokens.saturating_sub(b.cached));
+            sums.1 += tokens;
+            if some.contains(id) {
+                sums.0 += tokens;
+            }
+        }
+        sums
+    }
+
+    /// Seconds until a sequence slot and room for `tokens` more KV tokens are free, after those who wait already: that many
+    /// running requests must end, evenly over the mean time that one runs.
     pub fn slot_wait(&self, view: &LoadView, tokens: u32, capacity: Capacity) -> f64 {
         let live = view.running + view.others_running;
         let all = live + view.booked + view.others_waiting;
@@ -274,9 +297,13 @@ impl EndpointLoad {
                 wait = wait.max(mean * f64::from(must_end) / f64::from(max));
             }
         }
-        if let (Some(total), Some(used)) = (capacity.tokens.filter(|t| *t > 0), view.kv_usage) {
+        if let (Some(total), Some(used), Some(demand)) = (
+            capacity.tokens.filter(|t| *t > 0),
+            view.kv_usage,
+            view.kv_demand,
+        ) {
             let total = total as f64;
-            let missing = used * total + f64::from(tokens) - total;
+            let missing = demand * total + f64::from(tokens) - total;
             if missing > 0.0 && live > 0 {
                 let each = (used * total / f64::from(live)).max(1.0);
                 wait = wait.max(mean * (missing / each).ceil() / f64::from(live));
@@ -311,6 +338,7 @@ mod tests {
             stream: true,
             at,
             expected: 1.0,
+            takes: tokens.saturating_sub(cached),
         }
     }
 
@@ -385,6 +413,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn work_is_told_apart() {
+        let now = Instant::now();
+        let mut load = EndpointLoad::default();
+        let ids = [(100, 20), (50, 0), (30, 10)].map(|(n, c)| load.book(booked(n, c, now)));
+        assert_eq!(load.work(ids[2], &[ids[0], ids[2]]), (80.0, 130.0));
+        load.first_token(ids[0], now);
+        assert_eq!(load.work(ids[2], &[ids[0], ids[2]]), (0.0, 50.0));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn events_shrink_a_booked_request_and_it_never_grows() {
         let now = Instant::now();
         let mut load = EndpointLoad::default();
@@ -438,6 +476,40 @@ mod tests {
         load.report(report(now, 2, 0));
         assert_eq!(wait(&load, 400), 0.0);
         assert!(wait(&load, 600) > 0.0, "half of the cache is in use");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_room_comes_first() {
+        let now = Instant::now();
+        let capacity = Capacity {
+            tokens: Some(1000),
+            sequences: None,
+        };
+        let mut load = EndpointLoad::default();
+        for _ in 0..2 {
+            let id = load.book(booked(450, 0, now));
+            load.first_token(id, now);
+        }
+        let wait = |load: &EndpointLoad| {
+            let view = load.view(now, MAX_AGE, capacity);
+            load.slot_wait(&view, 300, capacity)
+        };
+        let full = |running, waiting| LoadReport {
+            kv_usage: 0.9,
+            ..report(now, running, waiting)
+        };
+        load.report(full(2, 0));
+        let alone = wait(&load);
+        assert!(alone > 0.0);
+        // Three of ours wait for room by the next report.
+        for _ in 0..3 {
+            load.book(booked(300, 0, now));
+        }
+        load.report(full(2, 3));
+        let view = load.view(now, MAX_AGE, capacity);
+        assert_eq!(view.kv_usage, Some(0.9));
+        assert!(view.kv_demand.is_some_and(|d| (d - 1.8).abs() < 1e-9));
+        assert!(wait(&load) > 2.0 * alone, "{} {alone}", wait(&load));
     }
 
     #[tokio::test(start_paused = true)]

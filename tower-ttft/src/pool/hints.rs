@@ -29,6 +29,8 @@ struct Hint {
     until: Option<Instant>,
     /// Past its first token.
     computed: bool,
+    /// Something else knows of it: it is no hint any more and only tells what is in use.
+    known: bool,
 }
 
 // === impl Hints ===
@@ -46,6 +48,7 @@ impl Hints {
             chain: chain.clone(),
             until: None,
             computed: false,
+            known: false,
         });
     }
 
@@ -58,14 +61,16 @@ impl Hints {
 
     /// Something else knows of the ticket's prompt now.
     pub(crate) fn forget(&mut self, ticket: u64) {
-        self.list.retain(|h| h.ticket != ticket);
+        if let Some(h) = self.list.iter_mut().find(|h| h.ticket == ticket) {
+            h.known = true;
+        }
     }
 
     pub(crate) fn end(&mut self, ticket: u64, now: Instant) {
         self.list.retain_mut(|h| {
             if h.ticket == ticket {
                 h.until = Some(now + LINGER);
-                h.computed
+                h.computed && !h.known
             } else {
                 h.until.is_none_or(|until| until > now)
             }
@@ -74,15 +79,29 @@ impl Hints {
 
     /// The engine's cache was emptied: only what is being computed will be there.
     pub(crate) fn clear(&mut self) {
-        self.list.retain(|h| !h.computed && h.until.is_none());
+        self.list.retain_mut(|h| {
+            h.known = false;
+            !h.computed && h.until.is_none()
+        });
     }
 
     /// Leading tokens that a chain has in common with a recent dispatch.
     pub(crate) fn depth(&self, chain: &Chain, tokens: u32, bytes: u32, now: Instant) -> u32 {
+        self.common(chain, tokens, bytes, |h| {
+            !h.known && h.until.is_none_or(|until| until > now)
+        })
+    }
+
+    /// Leading tokens that a chain has in common with a request that is still there.
+    pub(crate) fn live(&self, chain: &Chain, tokens: u32, bytes: u32) -> u32 {
+        self.common(chain, tokens, bytes, |h| h.until.is_none())
+    }
+
+    fn common(&self, chain: &Chain, tokens: u32, bytes: u32, with: impl Fn(&Hint) -> bool) -> u32 {
         let atoms = self
             .list
             .iter()
-            .filter(|h| h.until.is_none_or(|until| until > now))
+            .filter(|h| with(h))
             .map(|h| h.chain.common_atoms(chain))
             .max()
             .unwrap_or(0) as u64;
@@ -105,22 +124,50 @@ impl Hints {
     }
 
     /// Asks of every hint how many of its leading tokens are announced by now. Those that are wholly announced are
-    /// done; `progress` is called with the ticket and the tokens of the others and of these.
+    /// hints no more; `progress` is called with the ticket and the tokens of the others and of these.
     pub(crate) fn announced(
         &mut self,
         block_size: u32,
         depth: impl Fn(&Chain) -> u32,
         mut progress: impl FnMut(u64, u32),
     ) {
-        self.list.retain(|h| {
-            if h.chain.kind() != ChainKind::Tokens {
+        self.list.retain_mut(|h| {
+            if h.chain.kind() != ChainKind::Tokens || h.known {
                 return true;
             }
             let announced = depth(&h.chain);
             progress(h.ticket, announced);
             let known = (h.chain.keys().len() * ATOM_TOKENS) as u32;
             let whole = known / block_size.max(1) * block_size.max(1);
-            announced < whole.max(1)
+            h.known = announced >= whole.max(1);
+            !h.known || h.until.is_none()
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chain::KeySpace;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_announced_is_no_hint_but_still_in_use() {
+        let keys = KeySpace::new(1);
+        let root = keys.root(ChainKind::Tokens, "m", None, None);
+        let chain = keys.tokens(root, &(0..320).collect::<Vec<u32>>());
+        let now = Instant::now();
+        let mut hints = Hints::default();
+        hints.push(1, &chain);
+        let depth = |hints: &Hints| hints.depth(&chain, 320, 1280, now);
+        let live = |hints: &Hints| hints.live(&chain, 320, 1280);
+        assert_eq!((depth(&hints), live(&hints)), (320, 320));
+        assert_eq!(hints.alike(&chain, 20)[..], [1]);
+        hints.announced(16, |_| 320, |_, _| {});
+        assert_eq!((depth(&hints), live(&hints)), (0, 320));
+        hints.computed(1);
+        assert!(hints.alike(&chain, 20).is_empty());
+        hints.end(1, now);
+        assert_eq!((depth(&hints), live(&hints)), (0, 0));
+        assert!(hints.list.is_empty());
     }
 }

@@ -9,6 +9,7 @@
 
 mod audit;
 mod breaker;
+mod company;
 mod decision;
 mod demand;
 mod endpoint;
@@ -31,6 +32,7 @@ pub use self::{
 
 use self::{
     breaker::Breaker,
+    company::Company,
     demand::Demand,
     endpoint::{Member, MemberState},
     residency::CacheModel,
@@ -152,6 +154,7 @@ struct Choice {
     demand: Demand,
     /// Mean tokens that our requests compute; others' are taken to be alike.
     uncached: Option<f64>,
+    company: Company,
 }
 
 // === impl Pool ===
@@ -187,6 +190,7 @@ impl Pool {
                     breakers: HashMap::new(),
                     demand: Demand::default(),
                     uncached: None,
+                    company: Company::default(),
                 }),
                 decisions: DecisionLog::new(DECISIONS),
                 metrics,

@@ -5,6 +5,7 @@ use super::{
     Candidate, Choice, Decision, Endpoint, Excluded, Inner, NoEndpoint, Pick, PickRequest, Pool,
     Rung, Ticket,
     breaker::Gate,
+    company::meeting,
     endpoint::{Member, Overlap},
     ticket::TicketParams,
 };
@@ -47,6 +48,12 @@ struct Running<'a> {
     penalty: f64,
     busy: f64,
     cached: u32,
+    /// Of these, what it is known or guessed to hold.
+    believed: u32,
+    /// More than that is expected because others meet there.
+    met: bool,
+    /// KV tokens that it would take beside those in use.
+    takes: u32,
     inputs: Inputs,
     prediction: Prediction,
     view: LoadView,
@@ -122,6 +129,7 @@ impl Pool {
         for r in &mut running {
             choice.weigh(r, req, active.spec.load_max_age, now);
         }
+        choice.meet(&mut running, &req.prompt, now);
         contend(&mut running, req.prompt.tokens);
         let prefix = choice.rent(&mut running, &req.prompt, now);
 
@@ -177,6 +185,8 @@ impl Pool {
             prompt: req.prompt.clone(),
             stream: req.stream,
             inputs: winner.inputs,
+            believed: winner.believed,
+            met: winner.met,
             prediction: winner.prediction,
             announced: winner.overlap.exact.then(|| {
                 let announced = winner.overlap.announced.unwrap_or(0);
@@ -256,6 +266,9 @@ impl Choice {
                     penalty,
                     busy,
                     cached: 0,
+                    believed: 0,
+                    met: false,
+                    takes: 0,
                     inputs: Inputs::default(),
                     prediction: Prediction::default(),
                     view: LoadView::default(),
@@ -282,7 +295,7 @@ impl Choice {
         // Our own dispatches bridge the lag of events, and what is being computed now will be there.
         let hinted = state.hints.depth(&prompt.chain, n, prompt.bytes, now);
         r.cached = member.clip(r.overlap.tokens.max(hinted), n);
-        let uncached = n.saturating_sub(r.cached);
+        r.believed = r.cached;
         let capacity = member.capacity();
         r.view = state.load.view(now, max_age, capacity);
         let booked = state.load.ahead(now);
@@ -290,6 +303,9 @@ impl Choice {
             .iter()
             .map(|(u, c, left)| self.model.shape(member.slot, *u, *c, now) * left)
             .sum();
+        // What live requests hold of it is in use already; all else takes room, cached or not.
+        let live = state.hints.live(&prompt.chain, n, prompt.bytes);
+        r.takes = n.saturating_sub(live.min(r.cached));
         r.inputs = Inputs {
             tokens: n,
             cached: r.cached,
@@ -297,10 +313,7 @@ impl Choice {
             ahead,
             others: f64::from(r.view.others_waiting) * self.uncached.unwrap_or(OTHERS),
             running: f64::from(r.view.running + r.view.others_running),
-            slot: state
-                .load
-                .slot_wait(&r.view, uncached, capacity)
-                .max(r.busy),
+            slot: state.load.slot_wait(&r.view, r.takes, capacity).max(r.busy),
         };
         r.prediction = self.model.predict(member.slot, &r.inputs, now);
         r.rung = if prompt.chain.keys().is_empty() && n > member.block_size() {
@@ -316,6 +329,37 @@ impl Choice {
         let soon: f64 = booked.iter().map(|(u, _, _)| f64::from(*u)).sum();
         r.resident = r.overlap.resident as f64 + soon;
         r.capacity = capacity.tokens.filter(|t| *t > 0).map(|t| t as f64);
+    }
+
+    /// Where nothing is announced and others send requests too, some of a prompt is expected at its meeting place.
+    fn meet(&mut self, running: &mut [Running<'_>], prompt: &Prompt, now: Instant) {
+        let count = |of: fn(&LoadView) -> u32| -> f64 {
+            running.iter().map(|r| f64::from(of(&r.view))).sum()
+        };
+        let ours = count(|v| v.booked + v.running);
+        let others = count(|v| v.others_waiting + v.others_running);
+        self.company.see(ours, others);
+        if running.iter().all(|r| r.overlap.exact) {
+            return;
+        }
+        let Some(share) = self.company.expects() else {
+            return;
+        };
+        let place = meeting(&prompt.chain, running.iter().map(|r| &r.member.id));
+        let Some(r) = place
+            .and_then(|at| running.get_mut(at))
+            .filter(|r| !r.overlap.exact)
+        else {
+            return;
+        };
+        let expected = (share * f64::from(prompt.tokens)) as u32;
+        let expected = r.member.clip(expected, prompt.tokens);
+        if expected > r.cached {
+            r.met = true;
+            r.cached = expected;
+            r.inputs.cached = expected;
+            r.prediction = self.model.predict(r.member.slot, &r.inputs, now);
+        }
     }
 
     /// The longest prefix that anyone holds, and how much that is. Those that do not hold it are offered the rent that was
@@ -405,6 +449,7 @@ impl Choice {
             stream: req.stream,
             at: now,
             expected: winner.prediction.ttft.as_secs_f64(),
+            takes: winner.takes,
         });
         state.hints.push(ticket, &req.prompt.chain);
         ticket

@@ -32,6 +32,10 @@ pub(super) struct TicketParams {
     pub(super) prompt: Prompt,
     pub(super) stream: bool,
     pub(super) inputs: Inputs,
+    /// Cached tokens that were known or guessed.
+    pub(super) believed: u32,
+    /// More was expected because others meet there.
+    pub(super) met: bool,
     pub(super) prediction: Prediction,
     /// Cached tokens that events had announced, clipped, and the engine's clears by then.
     pub(super) announced: Option<(u32, u64)>,
@@ -156,8 +160,8 @@ impl Ticket {
         let error = (actual / self.p.prediction.ttft.as_secs_f64()).ln();
         pool.metrics.error(regime, error);
         let mut choice = pool.choice.lock();
-        // Bytes that stand for tokens would teach another unit.
-        if self.p.inputs.tokens > 0 {
+        // Bytes that stand for tokens would teach another unit, and what was merely to be expected is no measure.
+        if self.p.inputs.tokens > 0 && !self.p.met {
             choice
                 .model
                 .learn(member.slot, &self.p.inputs, &self.p.prediction, actual, now);
@@ -241,7 +245,7 @@ impl Ticket {
             self.p.prompt.chain.kind() == ChainKind::Tokens && self.p.prompt.source.is_exact();
         let counted = self.usage.is_some() && exact_tokens;
         let same_tokens = usage.prompt_tokens == self.p.prompt.tokens;
-        let predicted = self.p.inputs.cached;
+        let predicted = self.p.believed;
         let mut distrust = false;
         let audited = {
             let mut state = member.state.lock();
@@ -259,6 +263,12 @@ impl Ticket {
             member.metrics.audit_state(state.audit.state());
             audited
         };
+        if self.p.met
+            && let Some(reported) = usage.cached_tokens
+        {
+            let share = f64::from(reported) / f64::from(usage.prompt_tokens.max(1));
+            self.pool().choice.lock().company.found(share);
+        }
         if counted && !same_tokens {
             member.metrics.token_mismatch.inc();
         }
