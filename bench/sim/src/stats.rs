@@ -21,8 +21,8 @@ pub fn quantile(sorted: &[f64], q: f64) -> f64 {
     let (below, share) = (at.floor(), at.fract());
     let low = sorted.get(below as usize).copied().unwrap_or(f64::NAN);
     match sorted.get(below as usize + 1) {
-        // Infinity times nothing is not a number.
-        Some(high) if share > 0.0 => low + (high - low) * share,
+        // Infinity times nothing, or less infinity, is not a number.
+        Some(high) if share > 0.0 && *high > low => low + (high - low) * share,
         _ => low,
     }
 }
@@ -69,6 +69,7 @@ mod tests {
         assert!(quantile(&[], 0.5).is_nan());
         assert_eq!(quantile(&[1.0, f64::INFINITY], 0.0), 1.0);
         assert_eq!(quantile(&[1.0, f64::INFINITY], 0.5), f64::INFINITY);
+        assert_eq!(quantile(&[f64::INFINITY; 2], 0.5), f64::INFINITY);
         assert_eq!(quantile_of(&mut [4.0, 1.0, 2.0], 1.0), 4.0);
     }
 
