@@ -47,10 +47,12 @@ def light_defaults():
 
 
 def shipped_apart():
-    """What ships does not depend on the tests."""
-    tree = run("cargo", "tree", "--locked", "-p", "forebay-proxy", "-e", "normal,build", "--prefix", "none")
-    if "forebay-integration" in tree:
-        breaches.append("forebay-proxy depends on forebay-integration")
+    """What ships does not depend on tests or benchmarks."""
+    for package in ["forebay-proxy", "forebay-cli"]:
+        tree = run("cargo", "tree", "--locked", "-p", package, "-e", "normal,build", "--prefix", "none")
+        for other in ["forebay-integration", "forebay-bench"]:
+            if re.search(rf"^{other} ", tree, re.MULTILINE):
+                breaches.append(f"{package} depends on {other}")
 
 
 def field_reports(files):

@@ -1,0 +1,102 @@
+//! Requests as the published run's client sends them, in the words of the simulated model.
+
+use bytes::Bytes;
+use forebay_sim::{
+    Words,
+    load::{Sent, Text as Tokens},
+};
+use serde_json::json;
+
+/// The model's name.
+pub(super) const MODEL: &str = "demo-27b";
+
+/// A text of as many tokens, the same for the same ones.
+fn text(tokens: &[u32]) -> String {
+    // FNV-1a, here over whole numbers.
+    let seed = tokens.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, t| {
+        (h ^ u64::from(*t)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    words(seed, tokens.len())
+}
+
+/// A text of so many tokens.
+pub(super) fn words(seed: u64, tokens: usize) -> String {
+    Words::new(seed).text(tokens)
+}
+
+/// The body of a request.
+pub(super) fn body(sent: &Sent) -> Bytes {
+    let messages: Vec<_> = match sent.chat.messages.as_slice() {
+        // One message: a list of parts.
+        [only] => vec![json!({"role": "user", "content": [{"type": "text", "text": text(only)}]})],
+        many => {
+            // A prefix is the system's; in a conversation the user begins.
+            let begins = if sent.chat.is_conversation() {
+                ["user", "assistant"]
+            } else {
+                ["system", "user"]
+            };
+            let roles = begins.into_iter().cycle();
+            let message =
+                |(role, tokens): (&str, &Tokens)| json!({"role": role, "content": text(tokens)});
+            roles.zip(many).map(message).collect()
+        }
+    };
+    let body = json!({
+        "model": MODEL,
+        "messages": messages,
+        "stream": true,
+        "stream_options": {"include_usage": true, "continuous_usage_stats": true},
+        "max_completion_tokens": sent.output,
+        "ignore_eos": true,
+    });
+    Bytes::from(body.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demo::tokenizer;
+    use forebay_sim::load::{Pattern, Script, Windows, Workload};
+    use http::HeaderMap;
+    use tower_ttft::peek::{self, Api};
+
+    /// The most tokens that the template adds to a message's own, and before the answer.
+    const TEMPLATE: usize = 16;
+
+    fn prompts(workload: Workload, n: u32) -> Vec<(usize, Vec<u32>)> {
+        let tokenizer = tokenizer::load(1).expect("it comes with the simulator");
+        let pattern = Pattern::Closed { streams: 1 };
+        let mut script = Script::new(workload, pattern, Windows::CAPACITY, 1);
+        let prompt = |at| {
+            let sent = script.send().expect("due at once");
+            script.ended(sent.id, f64::from(at), true);
+            let request = peek::read(Api::Chat, &HeaderMap::new(), body(&sent));
+            assert!(request.stream && request.model.as_deref() == Some(MODEL));
+            let rendered = tokenizer.render(&request).expect("readable");
+            let own = sent.chat.messages.iter().map(|m| m.len()).sum();
+            let ids = tokenizer.tokenize(&rendered.texts[0]).expect("words");
+            (own, ids)
+        };
+        (0..n).map(prompt).collect()
+    }
+
+    #[test]
+    fn prompts_have_about_the_tokens_that_were_meant() {
+        for workload in Workload::ALL {
+            for (own, ids) in prompts(workload, 3) {
+                let most = own + 6 * TEMPLATE;
+                assert!((own..most).contains(&ids.len()), "{own} {}", ids.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_turn_begins_with_the_one_before() {
+        let turns = prompts(Workload::Multiturn, 3);
+        for pair in turns.windows(2) {
+            let kept = pair[0].1.len() - TEMPLATE;
+            assert_eq!(pair[0].1[..kept], pair[1].1[..kept]);
+        }
+    }
+}
