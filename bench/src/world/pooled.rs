@@ -177,7 +177,7 @@ impl Pooled {
             tickets: HashMap::new(),
             bypass: params.bypass,
             probe: params.probe,
-            rng: StdRng::seed_from_u64(params.seed ^ 0x7072_6f78_6965_73),
+            rng: StdRng::seed_from_u64(params.seed ^ 0x70_726f_7869_6573),
             start: Instant::now(),
         }
     }
