@@ -24,7 +24,7 @@ pub(super) struct Usage {
 
 /// Why no whole answer came.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum AskError {
+pub(super) enum AskError {
     /// The connection failed.
     #[error("connection: {0}")]
     Io(#[from] io::Error),

@@ -7,7 +7,6 @@ mod clock;
 mod explain;
 mod figures;
 mod play;
-mod probe;
 mod report;
 mod service;
 mod show;
@@ -91,9 +90,6 @@ pub(crate) enum DemoError {
         "the gateway did not find its pods in time; is this machine very busy? FOREBAY_LOG=info shows what it does"
     )]
     NotReady,
-    /// It does not answer.
-    #[error("the gateway does not answer: {0}; FOREBAY_LOG=info shows what it does")]
-    Probe(#[source] client::AskError),
     /// The tokenizer is broken.
     #[error("the pods' tokenizer: {0}; this is a defect, please report it")]
     Tokenizer(#[from] LoadError),
@@ -147,7 +143,6 @@ pub(crate) async fn run(args: &DemoArgs) -> Result<(), DemoError> {
         for line in wrap(&text, screen.look().width) {
             screen.say(&Line::new(Tone::Faint, line));
         }
-        probe::probe(stage.address(Arm::Forebay), args.seed).await?;
         let half = Duration::from_secs(args.seconds.into()) / 2;
         for (i, workload) in WORKLOADS.into_iter().enumerate() {
             let rest = half * (WORKLOADS.len() - 1 - i) as u32;

@@ -5,7 +5,6 @@ use super::{
     explain::{Explained, seconds},
     figures::{Figures, finite},
     play::Play,
-    probe::PROBES,
 };
 use crate::term::{Line, Table, Tone, wrap};
 use forebay_sim::load::Workload;
@@ -229,13 +228,11 @@ impl Report {
             let note = format!(
                 "3 simulated {} pods behind forebay, 3 behind random choice, real sockets; seed {}. The pods work {} times faster \
                  than real ones and requests come as much faster; all times are scaled back, and with them what the gateway and \
-                 this machine really take, so {} times that is in them. Before the load the gateway got {} probes, from \
-                 which it learned what its pods take for any request.",
+                 this machine really take, so {} times that is in them.",
                 self.pod.to_uppercase(),
                 self.seed,
                 self.speed,
                 self.speed,
-                PROBES,
             );
             lines.extend(
                 wrap(&note, width)

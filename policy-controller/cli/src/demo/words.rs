@@ -16,12 +16,7 @@ fn text(tokens: &[u32]) -> String {
     let seed = tokens.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, t| {
         (h ^ u64::from(*t)).wrapping_mul(0x0000_0100_0000_01b3)
     });
-    words(seed, tokens.len())
-}
-
-/// A text of so many tokens.
-pub(super) fn words(seed: u64, tokens: usize) -> String {
-    Words::new(seed).text(tokens)
+    Words::new(seed).text(tokens.len())
 }
 
 /// The body of a request.
