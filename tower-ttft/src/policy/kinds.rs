@@ -122,7 +122,7 @@ pub fn policy(spec: &PolicySpec) -> Box<dyn Policy> {
     }
 }
 
-/// What is left when predictions are not to be trusted: the least work ahead, then the fewest requests.
+/// What is left when predictions are not to be trusted: the least work until the first token, then the fewest requests.
 pub(crate) const LEAST_WORK: &dyn Policy = &LeastWork;
 
 /// What is left when nothing is known of a prompt: the fewer requests of two.
@@ -289,8 +289,10 @@ impl Policy for LeastLoad {
 
 impl Policy for LeastWork {
     fn score(&self, c: &Contender) -> f64 {
-        // A request costs something even where no prefill is ahead: 64 tokens' worth.
-        (1.0 + c.ahead) / 64.0 + c.in_flight
+        // What is to be computed until its first token, its own tokens too: that predictions are not to be trusted says
+        // nothing against what is known of caches. A request costs something even where no prefill is ahead: 64 tokens'
+        // worth.
+        (1.0 + c.ahead + f64::from(c.uncached)) / 64.0 + c.in_flight
     }
 
     fn band(&self, _: &Contender, score: f64) -> f64 {

@@ -42,6 +42,8 @@ pub struct Prediction {
     pub error: f64,
     /// Whether the predictor trusts itself here.
     pub trusted: bool,
+    /// Whether it rests on any answer at all, of this endpoint or of others.
+    pub informed: bool,
     /// Half of the answers come by then, judged by how this regime's predictions went.
     pub p50: Duration,
     /// Nine of ten come by then.

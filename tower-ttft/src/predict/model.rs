@@ -187,6 +187,7 @@ impl TtftModel {
             terms,
             error: self.accuracy.error(regime),
             trusted: ttft.is_finite() && self.accuracy.trusted(regime),
+            informed: self.known.base.n > 0,
             p50: seconds(ttft * p50),
             p90: seconds(ttft * p90),
         }
@@ -209,9 +210,13 @@ impl TtftModel {
         if !(actual.is_finite() && actual > 0.0 && inputs.sane()) || self.get(slot).is_none() {
             return;
         }
-        let regime = Self::regime_of(inputs, predicted);
-        self.accuracy
-            .record(regime, predicted.ttft.as_secs_f64(), actual);
+        // Of a burst before the first answer all predictions are first guesses. Were these to count, it would be long
+        // until the predictor was trusted again.
+        if predicted.informed {
+            let regime = Self::regime_of(inputs, predicted);
+            self.accuracy
+                .record(regime, predicted.ttft.as_secs_f64(), actual);
+        }
 
         let work = self.work(inputs);
         let parts = self.costs(slot, now).parts(&work);

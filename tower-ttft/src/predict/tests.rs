@@ -411,6 +411,24 @@ async fn it_says_when_not_to_be_trusted_and_recovers() {
     assert!(p.trusted && p.error < 0.4, "{}", p.error);
 }
 
+/// A burst that comes before the first answer is predicted by guess alone, and says nothing of what is learned then.
+#[tokio::test(start_paused = true)]
+async fn first_guesses_do_not_cost_its_trust() {
+    let now = Instant::now();
+    let mut rng = StdRng::seed_from_u64(12);
+    let slow = Engine { token: 1e-3, ..CPU };
+    let mut m = TtftModel::default();
+    let slot = m.add(None);
+    let i = inputs(4000, 0);
+    let guessed: Vec<Prediction> = (0..32).map(|_| m.predict(slot, &i, now)).collect();
+    for p in guessed {
+        let actual = slow.ttft(&i, 0.0, &mut rng);
+        assert!(actual > 4.0 * p.ttft.as_secs_f64());
+        m.learn(slot, &i, &p, actual, now);
+    }
+    assert!(m.predict(slot, &i, now).trusted);
+}
+
 #[tokio::test(start_paused = true)]
 async fn its_own_error_is_the_error_that_it_makes() {
     let now = Instant::now();
