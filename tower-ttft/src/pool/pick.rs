@@ -21,14 +21,14 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 /// Requests after which an endpoint is no newcomer.
-const TRIED: u64 = 5;
+const TRIED: u64 = 8;
 
 /// A newcomer looks this much better, so that it is tried.
 const OPTIMISM: f64 = 0.8;
 
 /// Where all are equally cold, an idle endpoint looks a half better for so many choices per endpoint that passed it over:
 /// what is known of it ages, and whoever is never chosen never corrects what is thought of it. A newcomer's
-/// few answers age four times as fast.
+/// few answers age eight times as fast.
 const PASSED_OVER: f64 = 8.0;
 
 /// But no better than this: one that is three times as slow is not tried again and again.
@@ -508,7 +508,7 @@ fn contend(running: &mut [Running<'_>], tokens: u32) {
         let aged = if cold && r.picks > 0 && r.view.booked == 0 {
             let passed = latest.saturating_sub(r.last) as f64 / count;
             let patience = if newcomer {
-                PASSED_OVER / 4.0
+                PASSED_OVER / 8.0
             } else {
                 PASSED_OVER
             };

@@ -49,8 +49,8 @@ const OTHERS_NOISE: f64 = 0.7;
 /// How much of the prior is left after one sample: of the gain, and of base and frontend, in which peers differ less.
 const FIRST: (f64, f64) = (0.6, 0.75);
 /// An endpoint's first answers are often slow for reasons of their own: where peers say what is usual, these count as no
-/// slower than by two thirds.
-const SLOW_START: f64 = 0.5;
+/// slower than by a third.
+const SLOW_START: f64 = 0.3;
 /// Samples after which an answer far off is an outlier until more say so.
 const SETTLED: u64 = 3;
 /// Samples for which the gain is uncertain after a change was detected.
