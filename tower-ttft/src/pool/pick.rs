@@ -299,10 +299,7 @@ impl Choice {
         let capacity = member.capacity();
         r.view = state.load.view(now, max_age, capacity);
         let booked = state.load.ahead(now);
-        let ahead: f64 = booked
-            .iter()
-            .map(|(u, c, left)| self.model.shape(member.slot, *u, *c, now) * left)
-            .sum();
+        let ahead = self.model.ahead(member.slot, &booked, now);
         // What live requests hold of it is in use already; all else takes room, cached or not.
         let live = state.hints.live(&prompt.chain, n, prompt.bytes);
         r.takes = n.saturating_sub(live.min(r.cached));

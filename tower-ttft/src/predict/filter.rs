@@ -338,10 +338,7 @@ impl Filter {
         let start = self.state;
         let noise = self.noise.clamp(0.05, 0.5);
         for _ in 0..rounds {
-            let parts = Costs::of(self.state).parts(work);
-            let slopes = parts.slopes(work);
-            let spread = self.cov.map(|row| dot(&row, &slopes));
-            let total = dot(&spread, &slopes) + parts.variance(noise);
+            let (parts, slopes, spread, total) = self.plane(work, noise);
             let mut moved = start;
             for (m, s) in moved.iter_mut().zip(&self.state) {
                 *m -= s;
@@ -357,16 +354,23 @@ impl Filter {
             }
             self.state = bounded(next);
         }
-        let parts = Costs::of(self.state).parts(work);
-        let slopes = parts.slopes(work);
-        let spread = self.cov.map(|row| dot(&row, &slopes));
-        let total = dot(&spread, &slopes) + parts.variance(noise);
+        let (_, _, spread, total) = self.plane(work, noise);
         for (row, a) in self.cov.iter_mut().zip(&spread) {
             for (v, b) in row.iter_mut().zip(&spread) {
                 *v -= a * b / total;
             }
         }
         self.fade();
+    }
+
+    /// The model as a plane about the present state: the prediction, how it grows with each number, how each number goes
+    /// with it, and the variance of what will be measured.
+    fn plane(&self, work: &Work, noise: f64) -> (Parts, [f64; N], [f64; N], f64) {
+        let parts = Costs::of(self.state).parts(work);
+        let slopes = parts.slopes(work);
+        let spread = self.cov.map(|row| dot(&row, &slopes));
+        let total = dot(&spread, &slopes) + parts.variance(noise);
+        (parts, slopes, spread, total)
     }
 
     /// Old knowledge counts less, down to a limit.

@@ -39,7 +39,7 @@ pub struct Inputs {
     pub cached: u32,
     /// Bytes of prompt text.
     pub bytes: u32,
-    /// Our work ahead, in [`TtftModel::shape`]'s unit.
+    /// Our work ahead, as [`TtftModel::ahead`] gives it.
     pub ahead: f64,
     /// Others' work ahead, as far as reported, in the same unit.
     pub others: f64,
@@ -135,10 +135,16 @@ impl TtftModel {
         self.sum_up();
     }
 
-    /// The work of computing `uncached` tokens behind `cached` ones at an endpoint, in tokens.
-    pub fn shape(&self, slot: Slot, uncached: u32, cached: u32, now: Instant) -> f64 {
-        let (u, c) = (f64::from(uncached), f64::from(cached));
-        self.costs(slot, now).shape(u, u * (c + u / 2.0))
+    /// What of `work` is left at an endpoint, in tokens: of each piece its uncached tokens, the cached ones that they stand
+    /// behind, and the share that is still to be computed.
+    pub fn ahead(&self, slot: Slot, work: &[(u32, u32, f64)], now: Instant) -> f64 {
+        let costs = self.costs(slot, now);
+        work.iter()
+            .map(|(uncached, cached, left)| {
+                let (u, c) = (f64::from(*uncached), f64::from(*cached));
+                costs.shape(u, u * (c + u / 2.0)) * left
+            })
+            .sum()
     }
 
     /// Answers that an endpoint has learned from.
