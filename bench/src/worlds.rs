@@ -271,7 +271,7 @@ fn cases(kinds: &Kinds) -> Vec<Case> {
             arms: vec![Arm::LeastRequests, Arm::Priced, Arm::Exact],
             make: Box::new({
                 let spec = spec.clone();
-                let slow = Arc::new(slowed(&spec, 2.0));
+                let slow = Arc::new(spec.slowed(2.0));
                 move |arm, seed| World {
                     changes: vec![(120.0, Change::Times(0, slow.clone()))],
                     ..World::published(&spec, w, closed(16), arm, seed)
@@ -332,22 +332,6 @@ fn cases(kinds: &Kinds) -> Vec<Case> {
         }
     }
     cases
-}
-
-/// The same pod, so many times slower.
-fn slowed(spec: &PodSpec, times: f64) -> PodSpec {
-    let mut spec = spec.clone();
-    for x in [
-        &mut spec.step_base,
-        &mut spec.step_floor,
-        &mut spec.per_token,
-        &mut spec.per_attended,
-        &mut spec.per_decode_context,
-        &mut spec.per_decode,
-    ] {
-        *x *= times;
-    }
-    spec
 }
 
 fn table(cases: &[Case], outcomes: &Outcomes, report: &mut Report) {

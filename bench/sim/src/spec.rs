@@ -120,20 +120,35 @@ impl PodSpec {
     /// Sizes stay: they are what an engine announces.
     pub fn perturbed(&self, rng: &mut impl Rng, range: Range<f64>) -> Self {
         let (low, high) = (range.start.ln(), range.end.ln());
+        let mut factor = || (low + (high - low) * rng.random::<f64>()).exp();
         let mut spec = self.clone();
-        for x in [
-            &mut spec.step_base,
-            &mut spec.step_floor,
-            &mut spec.per_token,
-            &mut spec.per_attended,
-            &mut spec.per_decode_context,
-            &mut spec.per_decode,
-            &mut spec.frontend_per_token,
-            &mut spec.frontend_per_byte,
-        ] {
-            *x *= (low + (high - low) * rng.random::<f64>()).exp();
+        for x in spec.step_times() {
+            *x *= factor();
+        }
+        for x in [&mut spec.frontend_per_token, &mut spec.frontend_per_byte] {
+            *x *= factor();
         }
         spec
+    }
+
+    /// The same pod with steps that take so many times as long.
+    pub fn slowed(&self, times: f64) -> Self {
+        let mut spec = self.clone();
+        for x in spec.step_times() {
+            *x *= times;
+        }
+        spec
+    }
+
+    fn step_times(&mut self) -> [&mut f64; 6] {
+        [
+            &mut self.step_base,
+            &mut self.step_floor,
+            &mut self.per_token,
+            &mut self.per_attended,
+            &mut self.per_decode_context,
+            &mut self.per_decode,
+        ]
     }
 
     /// Tokens that the pool holds.

@@ -1,9 +1,8 @@
 //! Texts whose tokens are known: each token is one word of four letters and a space.
 
-use crate::load::{Chat, Text as Tokens};
+use crate::load::Chat;
 use bytes::Bytes;
 use serde::Deserialize;
-use serde_json::json;
 use std::borrow::Cow;
 use tower_ttft::{
     peek::InferenceRequest,
@@ -73,31 +72,7 @@ fn token(word: &[u8]) -> u32 {
 
 /// A chat as the published run's client sends it.
 pub(super) fn body(chat: &Chat, output: u32) -> Bytes {
-    let messages: Vec<_> = match chat.messages.as_slice() {
-        // One message: a list of parts.
-        [only] => vec![json!({"role": "user", "content": [{"type": "text", "text": text(only)}]})],
-        many => {
-            // A prefix is the system's; in a conversation the user begins.
-            let begins = if chat.is_conversation() {
-                ["user", "assistant"]
-            } else {
-                ["system", "user"]
-            };
-            let roles = begins.into_iter().cycle();
-            let message =
-                |(role, tokens): (&str, &Tokens)| json!({"role": role, "content": text(tokens)});
-            roles.zip(many).map(message).collect()
-        }
-    };
-    let body = json!({
-        "model": super::MODEL,
-        "messages": messages,
-        "stream": true,
-        "stream_options": {"include_usage": true, "continuous_usage_stats": true},
-        "max_completion_tokens": output,
-        "ignore_eos": true,
-    });
-    Bytes::from(body.to_string())
+    Bytes::from(chat.request(super::MODEL, output, text).to_string())
 }
 
 impl LocalModel for Words {

@@ -7,11 +7,9 @@ mod term;
 
 use args::{Cli, Command};
 use clap::Parser;
+use forebay_proxy::config::EXIT_USAGE;
 use std::process::ExitCode;
 use tokio::runtime::Builder;
-
-/// The exit code for a command line that cannot be used: `EX_USAGE` of sysexits(3).
-const EXIT_USAGE: u8 = 64;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {

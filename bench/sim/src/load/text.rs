@@ -2,6 +2,7 @@
 
 use super::Workload;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Prefixes of the shared workload.
@@ -121,8 +122,38 @@ impl Chat {
     }
 
     /// Whether its messages are those of a user and an assistant in turn.
-    pub fn is_conversation(&self) -> bool {
+    fn is_conversation(&self) -> bool {
         self.conversation
+    }
+
+    /// The request as the published run's client sends it, for so many tokens of output; `text` writes tokens.
+    pub fn request(&self, model: &str, output: u32, text: impl Fn(&[u32]) -> String) -> Value {
+        let messages: Vec<_> = match self.messages.as_slice() {
+            // One message: a list of parts.
+            [only] => {
+                vec![json!({"role": "user", "content": [{"type": "text", "text": text(only)}]})]
+            }
+            many => {
+                // A prefix is the system's; in a conversation the user begins.
+                let begins = if self.is_conversation() {
+                    ["user", "assistant"]
+                } else {
+                    ["system", "user"]
+                };
+                let roles = begins.into_iter().cycle();
+                let message =
+                    |(role, tokens): (&str, &Text)| json!({"role": role, "content": text(tokens)});
+                roles.zip(many).map(message).collect()
+            }
+        };
+        json!({
+            "model": model,
+            "messages": messages,
+            "stream": true,
+            "stream_options": {"include_usage": true, "continuous_usage_stats": true},
+            "max_completion_tokens": output,
+            "ignore_eos": true,
+        })
     }
 
     fn new(number: u64, turn: u32, group: u64, messages: Vec<Text>) -> Self {

@@ -1,11 +1,7 @@
 //! Requests as the published run's client sends them, in the words of the simulated model.
 
 use bytes::Bytes;
-use forebay_sim::{
-    Words,
-    load::{Sent, Text as Tokens},
-};
-use serde_json::json;
+use forebay_sim::{Words, load::Sent};
 
 /// The model's name.
 pub(super) const MODEL: &str = "demo-27b";
@@ -21,31 +17,7 @@ fn text(tokens: &[u32]) -> String {
 
 /// The body of a request.
 pub(super) fn body(sent: &Sent) -> Bytes {
-    let messages: Vec<_> = match sent.chat.messages.as_slice() {
-        // One message: a list of parts.
-        [only] => vec![json!({"role": "user", "content": [{"type": "text", "text": text(only)}]})],
-        many => {
-            // A prefix is the system's; in a conversation the user begins.
-            let begins = if sent.chat.is_conversation() {
-                ["user", "assistant"]
-            } else {
-                ["system", "user"]
-            };
-            let roles = begins.into_iter().cycle();
-            let message =
-                |(role, tokens): (&str, &Tokens)| json!({"role": role, "content": text(tokens)});
-            roles.zip(many).map(message).collect()
-        }
-    };
-    let body = json!({
-        "model": MODEL,
-        "messages": messages,
-        "stream": true,
-        "stream_options": {"include_usage": true, "continuous_usage_stats": true},
-        "max_completion_tokens": sent.output,
-        "ignore_eos": true,
-    });
-    Bytes::from(body.to_string())
+    Bytes::from(sent.chat.request(MODEL, sent.output, text).to_string())
 }
 
 #[cfg(test)]
